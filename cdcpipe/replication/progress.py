@@ -76,6 +76,8 @@ class Progress:
         """For each prepared transaction: the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
         self._asked_lsn = 0
         """The highest feedback, limited to what was written."""
+        self._told_lsn = 0
+        """The highest confirmed position in a status update."""
         self._idle_lsn = 0
         self.heard_at = now
         """When the server has last sent something, or the loop was last not reading from it."""
@@ -243,10 +245,16 @@ class Progress:
         A server that asks for a reply may be shutting down. It then waits until the flush position reaches the end of its WAL.
         Without a flush position, it waits for the write position. So while a transaction is outstanding, this method answers
         "no opinion". The server can then shut down, and keeps everything that was not confirmed.
+
+        A confirmed position that no update has had yet goes first. The next update then answers the server. Otherwise the last
+        update of a stream could leave out the last feedback.
         """
-        no_opinion = self._reply_wanted and self.is_outstanding
+        is_news = self.confirmed_lsn > self._told_lsn
+        needs_no_opinion = self._reply_wanted and self.is_outstanding
+        no_opinion = needs_no_opinion and not is_news
         silent = self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2
         self._sent_at = now
-        self._reply_wanted = False
+        self._reply_wanted = needs_no_opinion and is_news
+        self._told_lsn = self.confirmed_lsn
         self._feedback_due_at = NEVER
         return Status(max(self.received_lsn, self.confirmed_lsn), 0 if no_opinion else self.confirmed_lsn, silent)

@@ -114,6 +114,18 @@ def test_a_server_that_asks_gets_no_opinion_while_something_is_outstanding() -> 
     assert progress.status(2).flush_lsn == 100
 
 
+def test_new_feedback_goes_before_an_answer_without_an_opinion() -> None:
+    """A server that shuts down asks without a pause. The last update before the end of a stream has the last feedback even so."""
+    progress = Progress(0, status_interval_s=0)
+    received(progress, 100, 200)
+    progress.keepalive(300, reply_requested=True)
+    progress.feedback(100, 0)
+    assert progress.status(0) == (300, 100, False)
+    assert progress.due_at() == MIN_REPLY_INTERVAL_S
+    assert progress.status(1) == (300, 0, False)
+    assert progress.due_at() == NEVER
+
+
 def test_answers_are_rate_limited_and_none_is_dropped() -> None:
     progress = Progress(0, status_interval_s=0)
     progress.status(10)
@@ -354,6 +366,7 @@ def test_a_server_that_shuts_down_gets_no_opinion_before_the_consumer_has_confir
     progress.take_idle(0)
     progress.written([50])
     progress.feedback(50, 0)
+    assert progress.status(0).flush_lsn == 50
     progress.keepalive(60, reply_requested=True)
     if is_told:
         assert progress.take_idle(1) == 60
