@@ -40,7 +40,7 @@ trap clean_up EXIT
 
 # What a consumer has written counts as confirmed here (-A). One with a memory of its own would confirm by F on stdin.
 mkfifo "$directory/commands"
-exec 3<>"$directory/commands" # stdin has to stay open: its end would end them
+exec 3<>"$directory/commands" # stdin has to stay open: its end would end them. They may share it, because nobody writes commands here
 stand_by() { exec cdcpipe -S $name --publication $name -J -N -A --standby; }
 
 stand_by >"$directory/first" <&3 &

@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import os
 import select
-from pathlib import Path
 
-__all__ = ["Input", "is_at_end"]
+__all__ = ["Input"]
 
 _READ_BYTES = 1 << 16
-
-
-def is_at_end(fd: int) -> bool:
-    """Tell whether nothing will ever come from ``fd``: it is the null device, or a pipe without writers. Reads nothing."""
-    if os.fstat(fd).st_rdev == Path(os.devnull).stat().st_rdev:
-        return True
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return any(events & select.POLLHUP and not events & select.POLLIN for _, events in poll.poll(0))
 
 
 class Input:

@@ -114,10 +114,9 @@ class RecordsOut:
 
 
 class CommandsIn:
-    """Reads commands from ``fd``, and passes feedback on to ``progress``."""
+    """Reads commands from ``fd``."""
 
-    def __init__(self, fd: int, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, fd: int) -> None:
         self._input = Input(fd)
         self._reader = CommandReader()
         self.is_quit = False
@@ -130,8 +129,11 @@ class CommandsIn:
         """The descriptor to poll."""
         return self._input.fd
 
-    def read(self) -> None:
-        """Read once, so that a flood of commands holds up nothing else. Only the highest feedback counts."""
+    def read(self, progress: Progress | None) -> None:
+        """Read once, so that a flood of commands holds up nothing else. Pass the highest feedback on to ``progress``.
+
+        Before a stream there is no progress. Feedback is dropped then, because nothing was written that it could confirm.
+        """
         feedback = 0
         try:
             data = self._input.read()
@@ -147,8 +149,8 @@ class CommandsIn:
             log.info("stdin can't be read: %s", ex.strerror)
             self.is_closed = True
         finally:
-            if feedback:
-                self._progress.feedback(feedback, time.monotonic())
+            if feedback and progress is not None:
+                progress.feedback(feedback, time.monotonic())
 
     def close(self) -> None:
         """Close the descriptors that this object opened."""

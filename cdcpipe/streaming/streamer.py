@@ -71,7 +71,7 @@ class StreamState:
 
 
 class Streamer:
-    """Streams from ``walsender``, on which the stream has been started, until something ends it.
+    """Streams from ``walsender``, on which the stream has been started, until something ends it. Closes ``commands``.
 
     - ``confirmed_on_server`` asks for the slot's confirmed position on another connection. The streamer calls it if the server does
       not end the stream in time. Its argument is the number of seconds that it may take. It returns 0 if the position is unknown.
@@ -86,6 +86,7 @@ class Streamer:
         progress: Progress,
         tracker: BoundaryTracker,
         options: StreamOptions,
+        commands: CommandsIn,
         *,
         confirmed_on_server: Callable[[float], int],
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None = None,
@@ -99,7 +100,7 @@ class Streamer:
         self._transactions = transactions
         self._confirmed_on_server = confirmed_on_server
         self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback, check=check)
-        self._commands = CommandsIn(options.command_fd, progress)
+        self._commands = commands
         self._receiver = Receiver(
             walsender, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
         )
@@ -145,7 +146,7 @@ class Streamer:
         if self._is_ending:
             return
         if not self._commands.is_closed:
-            self._commands.read()
+            self._commands.read(self._progress)
         if self._is_asked_to_end or self._is_abandoned:
             raise _Stopped
         self._records.write()
@@ -261,7 +262,7 @@ class Streamer:
         if self._signals.fd in ready:
             self._signals.clear()
         if commands.fd in ready or self._signals.is_set:
-            commands.read()
+            commands.read(self._progress)
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):

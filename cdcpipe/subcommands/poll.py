@@ -36,9 +36,8 @@ def wait_until_free(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    check: Callable[[], None] = lambda: None,
 ) -> Slot:
-    """Return the slot once no connection uses it. ``check`` is called before each pause.
+    """Return the slot once no connection uses it. ``sleep`` makes the pauses between two looks, and may raise.
 
     Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot that is lost: a
     loop of a poller and a streamer would never end.
@@ -61,7 +60,6 @@ def wait_until_free(
         waited_s = clock() - started_at
         if config.duration_s is not None and waited_s >= config.duration_s:
             raise SlotInUseError(f"{state}, and was for {waited_s:.1f} s", hint="wait longer (-u), or stop that consumer")
-        check()
         remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
         sleep(max(0.0, min(config.interval_s, remaining_s)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +19,12 @@ from typing import TypeAlias
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
 from cdcpipe.libpq.connection import Connection, Rows
-from cdcpipe.libpq.waiting import NO_LIMIT
+from cdcpipe.libpq.waiting import NO_LIMIT, wait
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.pipe.input import is_at_end
 from cdcpipe.plugins import load, names
 from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
@@ -38,6 +38,7 @@ from cdcpipe.replication.slots import Slot, check_free, check_no_gap, check_no_g
 from cdcpipe.replication.strict_progress import StrictProgress
 from cdcpipe.replication.tables import PublishedTable, check_binary_forms
 from cdcpipe.replication.timeline_guard import TimelineGuard, guard_timeline
+from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.streaming.receiver import Feeder
 from cdcpipe.streaming.streamer import Streamer, closed_stdin_error
@@ -79,8 +80,12 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(catalog))
         stack.enter_context(opening)
-        with initialising():
-            started = _prepare_and_start(config, catalog, opening, publications)
+        commands = stack.enter_context(contextlib.closing(CommandsIn(config.stream.command_fd)))
+        try:
+            with initialising():
+                started = _prepare_and_start(config, catalog, opening, commands, publications)
+        except _Quit:
+            return ExitCode.SUCCESS
         walsender, slot, guard = started.walsender, started.slot, started.guard
         if started.make_feeder is None:
             catalog.close()
@@ -95,6 +100,7 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
             progress,
             tracker_for(slot.plugin or "", started.options, progress, config.end_lsn, started.transactions),
             config.stream,
+            commands,
             confirmed_on_server=catalog.confirmed_flush_lsn,
             make_feeder=started.make_feeder,
             transactions=started.transactions,
@@ -122,7 +128,9 @@ class _Started:
     guard: TimelineGuard | None
 
 
-def _prepare_and_start(config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, publications: list[str]) -> _Started:
+def _prepare_and_start(
+    config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, commands: CommandsIn, publications: list[str]
+) -> _Started:
     """Check everything, create what is missing, and start the stream."""
     connection = catalog.connection
     slot = find_or_create_slot(
@@ -142,7 +150,7 @@ def _prepare_and_start(config: StreamConfig, catalog: _Catalog, opening: Opening
             _check_two_phase(config, slot, options)
         walsender, system = _checked_server(config, connection, opening)
         log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
-        _start(walsender, catalog, config, slot, options, may_be_direct=_has_runs(config, slot, make_feeder is not None))
+        _start(walsender, catalog, config, slot, options, commands, may_be_direct=_has_runs(config, slot, make_feeder is not None))
         if config.expected_lsn is not None:
             check_no_gap(connection, config.slot.slot, config.expected_lsn)
         guard = None
@@ -185,17 +193,18 @@ def _start(
     config: StreamConfig,
     slot: Slot,
     options: Mapping[str, str | None],
+    commands: CommandsIn,
     *,
     may_be_direct: bool,
 ) -> None:
     """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first.
 
-    A standby without stdin would end as soon as it has the slot, so it ends at once.
+    A waiting standby reads its commands. One without stdin would end as soon as it has the slot, so it ends at once.
     """
     while True:
         if config.standby is not None:
-            check = partial(_check_commands, config.stream)
-            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby, check=check)
+            pause = partial(_serve_commands, commands, config.stream)
+            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby, sleep=pause)
         check_free(slot)
         try:
             start_stream(walsender, config.slot.slot, config.start_lsn, options, may_be_direct=may_be_direct)
@@ -207,10 +216,26 @@ def _start(
             return
 
 
-def _check_commands(options: StreamOptions) -> None:
-    """Raise CommandClosedError if the stream needs commands, and none can come."""
-    if options.needs_commands and is_at_end(options.command_fd):
-        raise closed_stdin_error()
+class _Quit(BaseException):
+    """Ends a standby for the command ``q``."""
+
+
+def _serve_commands(commands: CommandsIn, options: StreamOptions, pause_s: float) -> None:
+    """Pause, and read commands meanwhile.
+
+    Raises _Quit for ``q``, CommandError for what is no command, and CommandClosedError if the stream needs commands, and none can
+    come.
+    """
+    deadline = time.monotonic() + pause_s
+    is_open = not commands.is_closed
+    while is_open and wait(commands.fd, select.POLLIN, deadline):
+        commands.read(None)
+        if commands.is_quit:
+            raise _Quit
+        is_open = not commands.is_closed
+        if not is_open and options.needs_commands:
+            raise closed_stdin_error()
+    time.sleep(max(0.0, deadline - time.monotonic()))
 
 
 def _plugin(

@@ -116,3 +116,19 @@ def test_a_standby_without_stdin_ends_at_once(on18: PublishedDatabase) -> None:
             assert waiting.returncode == 4
             assert b"stdin was closed" in err
         assert active.quit() == 0
+
+
+def test_a_waiting_standby_reads_its_commands(on18: PublishedDatabase) -> None:
+    """The slot is in use meanwhile. Feedback confirms nothing, and more of it than a pipe holds does not block its sender."""
+    with on18.cli() as active:
+        until(on18.is_active)
+        before = on18.confirmed()
+        for ending, code in (("q\n", 0), ("nonsense\n", 6), ("", 4)):
+            with on18.cli("--standby", "-v", "-i", "3600") as standby:
+                until(lambda standby=standby: "waiting" in standby.stderr)
+                standby.say("F FF/0\n" * 20_000 + ending)
+                if not ending:
+                    standby.close_stdin()
+                assert standby.wait() == code, standby.stderr
+        assert on18.confirmed() == before
+        assert active.quit() == 0
