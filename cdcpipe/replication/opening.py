@@ -62,6 +62,12 @@ class OpeningWalsender:
         assert self._system is not None
         return self._walsender, self._system
 
+    def reopen(self) -> None:
+        """Close the connection, and make another one to the same parameters. `wait` returns it, or raises an error of it."""
+        assert self._walsender is not None
+        self._walsender.close()
+        self._open()
+
     def _open(self) -> None:
         try:
             self._walsender = connect_walsender(self._parameters, self._settings, while_waiting=self._end_if_left)

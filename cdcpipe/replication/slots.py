@@ -94,15 +94,27 @@ class Slot:
     """Whether the slot is, or was before the promotion, a standby's copy of its primary's slot; None before PostgreSQL 17."""
     invalidation_reason: str | None
     """Why the slot is lost, in the server's words (17 and newer); ``conflict`` on a standby of version 16; None if unknown."""
+    in_recovery: bool
+    """Whether the server is a standby."""
     is_new: bool = False
     """Whether this process has just created it (`find_slot` can't know)."""
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a standby's copy of its primary's slot, from which nobody can stream before the standby is promoted."""
+        return self.in_recovery and bool(self.synced)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a stream from the slot can start now, as far as other processes and servers decide it."""
+        return not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
 
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
     """Return a slot's state, or None if the slot does not exist. ``timeout_s`` is as in `Connection.execute`."""
     rows = connection.execute(
         "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase,"
-        f" temporary, {_newer_columns(connection.server_version)}"
+        f" temporary, pg_catalog.pg_is_in_recovery(), {_newer_columns(connection.server_version)}"
         f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
         timeout_s=timeout_s,
     )
@@ -110,7 +122,7 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
         return None
     (
         plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase, temporary,
-        failover, synced, invalidation_reason,
+        in_recovery, failover, synced, invalidation_reason,
     ) = rows[0]  # fmt: skip
     return Slot(
         name=name,
@@ -127,6 +139,7 @@ def find_slot(connection: Connection, name: str, *, timeout_s: float | None = No
         failover=None if failover is None else failover == "t",
         synced=None if synced is None else synced == "t",
         invalidation_reason=invalidation_reason,
+        in_recovery=in_recovery == "t",
     )
 
 
@@ -176,8 +189,11 @@ def drop_lost(connection: Connection, slot: Slot) -> None:
 
 
 def check_free(slot: Slot) -> None:
-    """Raise SlotInUseError if another connection uses the slot."""
-    if slot.active or slot.confirmed_flush_lsn is None:
+    """Raise SlotInUseError if another connection uses the slot, and InitError if it is a standby's copy of its primary's slot."""
+    if slot.is_copy:
+        hint = "connect to the primary; or wait for the promotion: --poll-mode, --standby; or make another slot here: -S NAME -c"
+        raise InitError(slot_in_use_message(slot), hint=hint)
+    if not slot.is_free:
         raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
 
 
@@ -226,7 +242,10 @@ def _gap_error(found: str, slot_lsn: LSN, expected_lsn: int, hint: str) -> GapEr
 
 
 def slot_in_use_message(slot: Slot) -> str:
-    """Return a message that says which process uses the slot."""
+    """Return a message that says why a slot is not free: which process uses it, or that it is a copy."""
+    if slot.is_copy:
+        what = "this standby's copy of its primary's slot: nobody can stream from it before the standby is promoted"
+        return f"replication slot {slot.name!r} is {what}"
     if slot.confirmed_flush_lsn is None and not slot.active:
         return f"replication slot {slot.name!r} is still being created"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"

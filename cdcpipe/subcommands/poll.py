@@ -37,7 +37,7 @@ def wait_until_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Slot:
-    """Return the slot once no connection uses it. ``sleep`` makes the pauses between two looks, and may raise.
+    """Return the slot once a stream from it can start. ``sleep`` makes the pauses between two looks, and may raise.
 
     Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot that is lost: a
     loop of a poller and a streamer would never end.
@@ -50,7 +50,7 @@ def wait_until_free(
         if slot is None:
             raise missing_slot_error(name)
         check_not_lost(slot)
-        if not slot.active and slot.confirmed_flush_lsn is not None:
+        if slot.is_free:
             log.info("replication slot %r is free", name)
             return slot
         state = slot_in_use_message(slot)
@@ -59,7 +59,8 @@ def wait_until_free(
             said = state
         waited_s = clock() - started_at
         if config.duration_s is not None and waited_s >= config.duration_s:
-            raise SlotInUseError(f"{state}, and was for {waited_s:.1f} s", hint="wait longer (-u), or stop that consumer")
+            end = "promote this standby" if slot.is_copy else "stop that consumer"
+            raise SlotInUseError(f"{state}; waited {waited_s:.1f} s", hint=f"wait longer (-u), or {end}")
         remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
         sleep(max(0.0, min(config.interval_s, remaining_s)))
 

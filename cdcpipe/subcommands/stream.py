@@ -148,9 +148,8 @@ def _prepare_and_start(
         options, make_feeder = _plugin(config, catalog, slot.plugin, publications, tables)
         if slot.plugin == "pgoutput":
             _check_two_phase(config, slot, options)
-        walsender, system = _checked_server(config, connection, opening)
-        log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
-        _start(walsender, catalog, config, slot, options, commands, may_be_direct=_has_runs(config, slot, make_feeder is not None))
+        is_rendered = make_feeder is not None
+        walsender, system = _start(config, connection, opening, commands, slot, options, is_rendered=is_rendered)
         if config.expected_lsn is not None:
             check_no_gap(connection, config.slot.slot, config.expected_lsn)
         guard = None
@@ -174,6 +173,7 @@ def _check_before_creation(
 def _checked_server(config: StreamConfig, connection: Connection, opening: OpeningWalsender) -> tuple[Walsender, System]:
     """Wait for the walsender, and check that the server is the expected one, and has the WAL for the stream's start."""
     walsender, system = opening.wait()
+    log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
     if config.expected_system is not None:
         expect_system(system, config.expected_system)
     if config.start_lsn:
@@ -188,24 +188,31 @@ def _has_runs(config: StreamConfig, slot: Slot, is_rendered: bool) -> bool:
 
 
 def _start(
-    walsender: Walsender,
-    catalog: _Catalog,
     config: StreamConfig,
+    connection: Connection,
+    opening: OpeningWalsender,
+    commands: CommandsIn,
     slot: Slot,
     options: Mapping[str, str | None],
-    commands: CommandsIn,
     *,
-    may_be_direct: bool,
-) -> None:
+    is_rendered: bool,
+) -> tuple[Walsender, System]:
     """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first.
 
     A waiting standby reads its commands. One without stdin would end as soon as it has the slot, so it ends at once.
     """
+    walsender, system = _checked_server(config, connection, opening)
     while True:
         if config.standby is not None:
+            was_in_recovery = slot.in_recovery
             pause = partial(_serve_commands, commands, config.stream)
-            slot = wait_until_free(catalog.connection, config.slot.slot, config.standby, sleep=pause)
+            slot = wait_until_free(connection, config.slot.slot, config.standby, sleep=pause)
+            if was_in_recovery and not slot.in_recovery:
+                # The server ends a walsender from before its promotion when a stream starts on it.
+                opening.reopen()
+                walsender, system = _checked_server(config, connection, opening)
         check_free(slot)
+        may_be_direct = _has_runs(config, slot, is_rendered)
         try:
             start_stream(walsender, config.slot.slot, config.start_lsn, options, may_be_direct=may_be_direct)
         except CdcpipeError as ex:
@@ -213,7 +220,7 @@ def _start(
                 raise
         else:
             log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))
-            return
+            return walsender, system
 
 
 class _Quit(BaseException):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from standbys import Pair, execute, kill, wait_for_replay
 
+from support.cli_process import CLI, run_cli
 from support.paths import ROOT
 from support.waiting import until
 
@@ -88,3 +89,28 @@ def test_a_loop_survives_a_failover(pair: Pair, loop: str, tmp_path: Path) -> No
         loops.check()
     finally:
         loops.end()
+
+
+def test_a_copy_of_the_slot_is_waited_for_until_its_server_is_promoted(pair: Pair) -> None:
+    """Each machine's process waits at the server of this machine. Nobody can stream from a standby's copy of a slot."""
+    execute(pair.primary, "insert into t values (1)")
+
+    def has_copy() -> bool:
+        execute(pair.primary, f"select pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
+        return pair.has_copy_of(SLOT)
+
+    until(has_copy, "a copy of the slot")
+    base = ["-d", pair.standby.dsn, "-S", SLOT]
+    code, _, err = run_cli(*base, "--publication", "pub")
+    assert (code, "copy of its primary's slot" in err) == (2, True), err
+    code, _, err = run_cli(*base, "-L", "-u", "0")
+    assert (code, "promote this standby" in err) == (9, True), err
+    with CLI(*base, "-L", "-v", header=False) as poller, CLI(*base, "--publication", "pub", "--standby", "-v") as standby:
+        until(lambda: "waiting" in poller.stderr and "waiting" in standby.stderr, "both wait")
+        wait_for_replay(pair.standby, pair.primary)
+        kill(pair.primary)
+        pair.standby.promote()
+        execute(pair.standby, "insert into t values (2)")
+        assert standby.transactions(1)[0][1] == [b"2"]
+        assert standby.quit() == 0
+        assert poller.wait() == 0
