@@ -81,6 +81,8 @@ class Progress:
         self._idle_lsn = 0
         self.heard_at = now
         """When the server has last sent something, or the loop was last not reading from it."""
+        self._asked_at = NEVER
+        """When the server was asked for a sign of life after that."""
         self._sent_at = now
         self._reply_wanted = False
         self._feedback_due_at = NEVER
@@ -140,6 +142,7 @@ class Progress:
     def heard(self, now: float) -> None:
         """Restart the silence timer: the server has sent something, or the loop was not reading from it."""
         self.heard_at = now
+        self._asked_at = NEVER
 
     # Events from the consumer
 
@@ -231,13 +234,16 @@ class Progress:
         if self.status_interval_s > 0:
             due_at = min(due_at, self._sent_at + self.status_interval_s)
         if self.silence_limit_s > 0:
-            half = self.heard_at + self.silence_limit_s / 2
-            due_at = min(due_at, half if self._sent_at < half else self.heard_at + self.silence_limit_s)
+            since = self.heard_at if self._asked_at == NEVER else self._asked_at
+            due_at = min(due_at, since + self.silence_limit_s / 2)
         return due_at
 
     def is_lost(self, now: float) -> bool:
-        """Tell whether the server has been silent for longer than the limit."""
-        return 0 < self.silence_limit_s <= now - self.heard_at
+        """Tell whether the server has been silent for longer than the limit, the second half of it after it was asked.
+
+        A process that was stopped (^Z, docker pause) may find the limit passed, and has not asked yet.
+        """
+        return 0 < self.silence_limit_s / 2 <= now - self._asked_at
 
     def status(self, now: float) -> Status:
         """Return the status update to send now, and restart the timer.
@@ -253,6 +259,8 @@ class Progress:
         needs_no_opinion = self._reply_wanted and self.is_outstanding
         no_opinion = needs_no_opinion and not is_news
         silent = self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2
+        if silent:
+            self._asked_at = min(self._asked_at, now)
         self._sent_at = now
         self._reply_wanted = needs_no_opinion and is_news
         self._told_lsn = self.confirmed_lsn

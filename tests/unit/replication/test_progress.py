@@ -153,6 +153,20 @@ def test_silence_is_asked_about_and_then_given_up() -> None:
     assert not progress.is_lost(10)
 
 
+def test_silence_counts_only_after_a_question() -> None:
+    """A process that was stopped for longer than the limit asks first."""
+    progress = Progress(0, status_interval_s=0, silence_limit_s=10)
+    assert not progress.is_lost(60)
+    assert progress.status(60).reply_requested
+    assert progress.due_at() == 65
+    progress.status(63)
+    assert not progress.is_lost(64.9)
+    assert progress.is_lost(65)
+    progress.heard(66)
+    assert not progress.is_lost(70)
+    assert progress.due_at() == 71
+
+
 def test_memory_is_bounded_without_confirmations() -> None:
     progress = Progress(0)
     count = MAX_UNCONFIRMED + 10
