@@ -30,6 +30,9 @@ __all__ = ["Progress", "Status"]
 MIN_REPLY_INTERVAL_S = 0.01
 """The shortest pause between two replies. It is needed because a server that shuts down asks for replies without a pause."""
 
+UNREAD_INTERVAL_S = 1.0
+"""The longest time between status updates while the server's questions are not read. Otherwise it would close the connection."""
+
 MAX_UNCONFIRMED = 1 << 20
 """The number of transaction ends to remember. Beyond it every second end is forgotten, which only makes feedback coarser."""
 
@@ -48,7 +51,8 @@ class Progress:
     """The positions of one stream, and the timer of its status updates. ``now`` is always `time.monotonic()`.
 
     - ``feedback_interval_s``: the longest time before a newly confirmed position is sent.
-    - ``status_interval_s``: the time between status updates without news (0: only when the server asks).
+    - ``status_interval_s``: the time between status updates without news (0: only when the server asks). While its questions are
+      not read (``is_read``), it is `UNREAD_INTERVAL_S` at most.
     - ``silence_limit_s``: how long the server may send nothing (0: for ever). After half of it, cdcpipe asks for a reply.
     """
 
@@ -83,6 +87,8 @@ class Progress:
         """When the server has last sent something, or the loop was last not reading from it."""
         self._asked_at = NEVER
         """When the server was asked for a sign of life after that."""
+        self.is_read = True
+        """Whether the loop reads what the server sends. It does not while the consumer stops reading."""
         self._sent_at = now
         self._reply_wanted = False
         self._feedback_due_at = NEVER
@@ -233,6 +239,8 @@ class Progress:
             due_at = min(due_at, self._sent_at + MIN_REPLY_INTERVAL_S)
         if self.status_interval_s > 0:
             due_at = min(due_at, self._sent_at + self.status_interval_s)
+        if not self.is_read:
+            due_at = min(due_at, self._sent_at + UNREAD_INTERVAL_S)
         if self.silence_limit_s > 0:
             since = self.heard_at if self._asked_at == NEVER else self._asked_at
             due_at = min(due_at, since + self.silence_limit_s / 2)

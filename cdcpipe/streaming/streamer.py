@@ -176,6 +176,7 @@ class Streamer:
     def _finish(self) -> None:
         """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""
         self._is_ending = True
+        self._progress.is_read = False
         self._records.release()
         self._records.drain(self._stay_alive_to_the_end)
         end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
@@ -245,7 +246,7 @@ class Streamer:
     def _wait(self, now: float) -> None:
         """Wait for the server, a command, room in the pipe, a signal or the timer. If records are at hand, do not wait."""
         walsender, records, commands = self._walsender, self._records, self._commands
-        is_reading = self._is_reading
+        self._progress.is_read = is_reading = self._is_reading
         timeout_s = max(0.0, self._progress.due_at() - now)
         if is_reading:
             timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)

@@ -208,8 +208,9 @@ def test_a_keepalive_is_not_confirmed_while_a_transaction_is_outstanding(on: Pub
 
 
 def test_a_stalled_reader_costs_neither_connection_nor_memory(on: PublishedDatabase) -> None:
+    """Also with -s 0: nobody reads the server's questions meanwhile, so they are answered unasked."""
     backlog(on, rows=150_000)
-    with on.cli("-m", "options=-c wal_sender_timeout=4s") as cli:
+    with on.cli("-s", "0", "-m", "options=-c wal_sender_timeout=4s") as cli:
         until(on.is_active)
         cli.read_bytes(1)
         stalled_until = time.monotonic() + 6

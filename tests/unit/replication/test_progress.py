@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, NEVER, Progress
+from cdcpipe.replication.progress import MAX_UNCONFIRMED, MIN_REPLY_INTERVAL_S, NEVER, UNREAD_INTERVAL_S, Progress
 from cdcpipe.replication.strict_progress import StrictProgress
 
 
@@ -165,6 +165,17 @@ def test_silence_counts_only_after_a_question() -> None:
     progress.heard(66)
     assert not progress.is_lost(70)
     assert progress.due_at() == 71
+
+
+def test_a_server_whose_questions_are_not_read_is_answered_unasked() -> None:
+    progress = Progress(0, status_interval_s=0)
+    assert progress.due_at() == NEVER
+    progress.is_read = False
+    assert progress.due_at() == UNREAD_INTERVAL_S
+    progress.status(5)
+    assert progress.due_at() == 5 + UNREAD_INTERVAL_S
+    progress.is_read = True
+    assert progress.due_at() == NEVER
 
 
 def test_memory_is_bounded_without_confirmations() -> None:
