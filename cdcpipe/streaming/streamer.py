@@ -194,7 +194,7 @@ class Streamer:
         while not (self._is_asked_to_end or self._is_abandoned):
             if receiver.has_more and self._is_reading:
                 received = receiver.receive()
-            elif records.pending_bytes:
+            elif records.pending_bytes or not self._is_reading:
                 progress.heard(time.monotonic())  # the loop did not read meanwhile, so the silence does not count
             self._tell_idle_position(time.monotonic())
             if not (receiver.has_more and self._is_reading):

@@ -249,9 +249,15 @@ def test_endpos_wait_takes_feedback_after_the_end(on18: PublishedDatabase) -> No
     insert(on18, 1)
     end = str(on18.value("select pg_current_wal_insert_lsn()"))
     insert(on18, 2)
-    with on18.cli("--endpos", end, "--endpos-wait") as cli:
+    with on18.cli("--endpos", end, "--endpos-wait", "--receive-timeout", "0.4") as cli:
         records = list(cli.records())  # stdout ends
-        assert cli.process.poll() is None
+        # The consumer takes its time. Nobody reads what the server sends meanwhile, and that is no silence.
+        late = (
+            "select reply_time > backend_start + interval '2 s' from pg_stat_replication"
+            " join pg_replication_slots on pid = active_pid where slot_name = %s"
+        )
+        until(lambda: cli.process.poll() is not None or on18.value(late, on18.slot), "a late status update")
+        assert cli.process.poll() is None, cli.stderr
         cli.say(f"F {records[-1][0]}\n")
         assert cli.quit() == 0
     assert on18.confirmed() == records[-1][0]
