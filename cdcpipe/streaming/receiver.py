@@ -38,6 +38,9 @@ CHUNK_BYTES = 128 << 10
 """Records are joined up to this size before they are written."""
 MAX_CHUNK_RECORDS = 4096
 
+RENDERED_BYTES = 1 << 20
+"""An output plugin may write a whole transaction at its commit. These many bytes of it are handed on at a time."""
+
 LONG_RECORD_BYTES = 8 << 10
 """For records longer than this, saving a copy is worth more than saving a call."""
 
@@ -106,7 +109,10 @@ class Feeder(Protocol):
 
 
 class Receiver:
-    """Receives from ``walsender`` and hands chunks to ``put``. The other arguments are those of `Streamer`."""
+    """Receives from ``walsender`` and hands chunks to ``put``. The other arguments are those of `Streamer`.
+
+    ``make_room`` is called while an output plugin writes more for one message than is held. It waits for the consumer.
+    """
 
     def __init__(
         self,
@@ -115,6 +121,7 @@ class Receiver:
         tracker: BoundaryTracker,
         options: StreamOptions,
         put: Callable[[bytes, list[int]], None],
+        make_room: Callable[[], None],
         *,
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None,
         transactions: Transactions | None,
@@ -124,8 +131,11 @@ class Receiver:
         self._tracker = tracker
         self._options = options
         self._put = put
+        self._make_room = make_room
         self._pieces: list[bytes | memoryview] = []
-        self._feeder = make_feeder(self._add) if make_feeder else None
+        self._rendered_bytes = 0
+        """How many bytes an output plugin has written to the pieces."""
+        self._feeder = make_feeder(self._add_rendered) if make_feeder else None
         self._transactions = transactions
         self._reader = RecordReader()
         self._withheld_ends: list[int] = []
@@ -344,13 +354,26 @@ class Receiver:
         return length, data
 
     def _add(self, lsn: int, record: bytes | memoryview) -> None:
-        """Add a record to the chunk. An output plugin gets this function to write its records."""
+        """Add a record to the chunk."""
         options = self._options
         if options.write_header:
             self._pieces.append(b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record) + options.write_newline))
         self._pieces.append(record)
         if options.write_newline:
             self._pieces.append(b"\n")
+
+    def _add_rendered(self, lsn: int, record: bytes) -> None:
+        """Add a record of an output plugin. Hand the pieces on if there are many: their transaction has not ended yet."""
+        self._add(lsn, record)
+        self._rendered_bytes += len(record)
+        if self._rendered_bytes > RENDERED_BYTES:
+            self._put_pieces([])
+            self._make_room()
+
+    def _put_pieces(self, ends: list[int]) -> None:
+        self._put(b"".join(self._pieces), ends)
+        self._pieces.clear()
+        self._rendered_bytes = 0
 
     def _keep(self, block: list[bytes]) -> None:
         """Hand over the changes gathered so far from a stream block."""
@@ -396,14 +419,12 @@ class Receiver:
             ends = self._withheld_ends + ends
             self._withheld_ends = [ends.pop()] if self.is_taking else []
         if self._pieces or ends:
-            self._put(b"".join(self._pieces), ends)
-            self._pieces.clear()
+            self._put_pieces(ends)
 
     def queue_idle(self, lsn: int) -> None:
         """Hand on an empty record for an idle position. Nothing else may be waiting here."""
         self._add(lsn, b"")
-        self._put(b"".join(self._pieces), [lsn])
-        self._pieces.clear()
+        self._put_pieces([lsn])
 
     def queue_before_failure(self) -> None:
         """Hand on the records before the failed one. Otherwise they would never be written.
@@ -412,8 +433,7 @@ class Receiver:
         """
         self._tracker.take()
         self._withheld_ends.clear()
-        self._put(b"".join(self._pieces), [])
-        self._pieces.clear()
+        self._put_pieces([])
 
     def close(self) -> None:
         """Close the output plugin, and drop the transactions that are held."""

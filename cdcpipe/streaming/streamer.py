@@ -102,7 +102,14 @@ class Streamer:
         self._records = RecordsOut(options.out_fd, progress, auto_feedback=options.auto_feedback, check=check)
         self._commands = commands
         self._receiver = Receiver(
-            walsender, progress, tracker, options, self._records.put, make_feeder=make_feeder, transactions=transactions
+            walsender,
+            progress,
+            tracker,
+            options,
+            self._records.put,
+            self._make_room,
+            make_feeder=make_feeder,
+            transactions=transactions,
         )
         self._status = StatusUpdates(walsender, progress)
         self._burst = Burst(walsender, time.monotonic())
@@ -113,11 +120,13 @@ class Streamer:
 
     def run(self) -> ExitCode:
         """Stream until the end. Return SUCCESS for ``q``, a signal or the end position, and raise an error for any other end."""
+        is_cut = False
         with self._signals:
             try:
                 try:
                     self._loop()
                 except _Stopped:
+                    is_cut = True
                     self._receiver.queue_before_failure()
                 except (ConnectionClosedError, ServerError):
                     self._receiver.queue()
@@ -130,7 +139,8 @@ class Streamer:
                     self._finish()
                     raise
                 self._finish()
-                if self._is_abandoned and not self._is_asked_to_end and not self._tracker.is_finished:
+                is_cut = is_cut or self._receiver.is_taking or self._records.pending_bytes > 0
+                if self._is_abandoned and not self._is_asked_to_end and (is_cut or not self._tracker.is_finished):
                     raise closed_stdin_error()
             finally:
                 self._receiver.close()
@@ -151,6 +161,16 @@ class Streamer:
             raise _Stopped
         self._records.write()
         self._status.send_if_due(time.monotonic())
+
+    def _make_room(self) -> None:
+        """Do as `keep_serving` until the consumer has taken most of what is queued. An output plugin is writing meanwhile."""
+        self._progress.is_read = False
+        self._records.release()
+        self.keep_serving()
+        while self._records.pending_bytes >= MAX_PENDING_BYTES:
+            poll = self._poll_of_consumer()
+            poll.poll(max(0.0, self._progress.due_at() - time.monotonic()) * 1000)
+            self.keep_serving()
 
     def stay_alive(self) -> None:
         """Send status updates while a check waits for its answer."""
@@ -250,15 +270,10 @@ class Streamer:
         timeout_s = max(0.0, self._progress.due_at() - now)
         if is_reading:
             timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)
-        poll = select.poll()
+        poll = self._poll_of_consumer()
         socket_fd = walsender.socket
         if is_reading or not self._hung_up:
             poll.register(socket_fd, (select.POLLIN if is_reading else 0) | (0 if walsender.flush() else select.POLLOUT))
-        poll.register(self._signals.fd, select.POLLIN)
-        if not commands.is_closed:
-            poll.register(commands.fd, select.POLLIN)
-        if not records.is_closed:
-            poll.register(records.fd, select.POLLOUT if records.pending_bytes else 0)
         ready = dict(poll.poll(None if timeout_s == float("inf") else timeout_s * 1000))
         if self._signals.fd in ready:
             self._signals.clear()
@@ -273,3 +288,13 @@ class Streamer:
                     raise ConnectionClosedError("the connection to the server was lost")
         if ready.get(records.fd, 0) & (select.POLLERR | select.POLLNVAL) and not records.is_closed:
             raise OutputError("records can't be written: the reader has closed the pipe")
+
+    def _poll_of_consumer(self) -> select.poll:
+        """Return what wakes for a command, room in the pipe, or a signal."""
+        poll = select.poll()
+        poll.register(self._signals.fd, select.POLLIN)
+        if not self._commands.is_closed:
+            poll.register(self._commands.fd, select.POLLIN)
+        if not self._records.is_closed:
+            poll.register(self._records.fd, select.POLLOUT if self._records.pending_bytes else 0)
+        return poll

@@ -67,6 +67,25 @@ def test_a_slow_consumer_loses_neither_feedback_nor_the_connection_after_quit(on
     assert on18.confirmed() == end
 
 
+@pytest.mark.parametrize(("way", "code"), [("the end of stdin", 4), ("q", 0)])
+def test_ways_out_while_a_large_transaction_is_rendered(on18: PublishedDatabase, way: str, code: int) -> None:
+    """The plugin writes all of it at its commit, which reaches the end position. The consumer has not taken all of it."""
+    insert(on18, 0)
+    on18.sql("insert into t select g, repeat('x', 3000) from generate_series(1, 5000) g")
+    end = str(on18.value("select pg_current_wal_insert_lsn()"))
+    with on18.cli("--output", "json", "--endpos", end) as cli:
+        lsn, _ = cli.take(2)[-1]
+        until(cli.is_stdout_full, "a full pipe")
+        cli.say(f"F {lsn}\n")
+        until(lambda: on18.confirmed() == lsn, "the feedback, while the plugin waits for the consumer")
+        if way == "q":
+            cli.say("q\n")
+        else:
+            cli.close_stdin()
+        assert cli.wait_without_reading() == code, cli.stderr
+    assert on18.confirmed() == lsn
+
+
 def test_stdin_closed_is_4_and_keeps_feedback(on: PublishedDatabase) -> None:
     insert(on, 1)
     with on.cli() as cli:

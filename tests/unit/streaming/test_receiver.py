@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -140,7 +141,7 @@ def received(stream: bytes, cuts: list[int], end_lsn: int | None, *, is_whole: b
             data.extend(chunk)
             ends.extend(chunk_ends)
 
-        receiver = Receiver(walsender, progress, tracker, OPTIONS, put, make_feeder=None, transactions=transactions)
+        receiver = Receiver(walsender, progress, tracker, OPTIONS, put, not_needed, make_feeder=None, transactions=transactions)
         receiver._run_class = Run if by_runs else None
         try:
             for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
@@ -155,6 +156,11 @@ def received(stream: bytes, cuts: list[int], end_lsn: int | None, *, is_whole: b
         receiver.close()
         copy.close()
     return Outcome(bytes(data), ends, progress.received_lsn, progress.is_outstanding, receiver.records, tracker.is_finished, error)
+
+
+def not_needed() -> None:
+    """Stand for a wait for the consumer, where no output plugin writes."""
+    raise AssertionError("an output plugin waits for the consumer")
 
 
 def _notice(fields: Fields) -> Notice:
@@ -248,3 +254,57 @@ def test_what_it_remembers_of_lengths_is_bounded() -> None:
         assert suffixes[length] == b" %d\n" % (length - 29)
     remembered = {length for length in lengths if length - 25 <= most}
     assert layouts.keys() == suffixes.keys() == remembered
+
+
+class WritesAtCommit:
+    """An output plugin that writes a whole transaction at its commit."""
+
+    def __init__(self, write: Callable[[int, bytes], None], records: int) -> None:
+        self._write = write
+        self._records = records
+
+    def feed(self, wal_start: int, data: bytes) -> None:
+        if data[:1] == b"C":
+            for number in range(self._records):
+                self._write(wal_start, b"%08d" % number * 1250)
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_an_output_plugin_writes_at_once_is_handed_on_in_parts() -> None:
+    """The consumer is waited for in between, and only the last part ends the transaction."""
+    server = Server()
+    server.transaction([])
+    messages = [data[5:] for data in server.wire]
+    walsender: Any = SimpleNamespace(
+        direct=None,
+        receive=lambda _: (len(messages[0]), messages.pop(0)) if messages else (0, b""),
+        consume_input=lambda: None,
+        notices=[],
+    )
+    progress = Progress(0.0)
+    tracker = tracker_for("pgoutput", {}, progress, None)
+    queued: list[tuple[int, list[int]]] = []
+    taken: list[tuple[int, list[int]]] = []
+
+    def make_room() -> None:
+        assert len(queued) == 1
+        taken.append(queued.pop())
+
+    receiver = Receiver(
+        walsender,
+        progress,
+        tracker,
+        OPTIONS,
+        lambda chunk, ends: queued.append((len(chunk), ends)),
+        make_room,
+        make_feeder=lambda write: WritesAtCommit(write, 1000),
+        transactions=None,
+    )
+    receiver.receive()
+    taken += queued
+    assert max(size for size, _ in taken) < 1.1 * receiver_module.RENDERED_BYTES
+    assert sum(size for size, _ in taken) > 10_000_000
+    assert [ends for _, ends in taken[:-1]] == [[]] * (len(taken) - 1)
+    assert taken[-1][1] == [server.lsn]
