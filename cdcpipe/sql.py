@@ -10,7 +10,16 @@ from collections.abc import Mapping
 
 from cdcpipe.errors import InvalidArgumentsError
 
-__all__ = ["SESSION_SETTINGS", "TRIM_NUMBERS", "patient", "quote_identifier", "quote_literal", "quote_table", "reading_rows"]
+__all__ = [
+    "NO_SEARCH_PATH",
+    "SESSION_SETTINGS",
+    "TRIM_NUMBERS",
+    "patient",
+    "quote_identifier",
+    "quote_literal",
+    "quote_table",
+    "reading_rows",
+]
 
 SESSION_SETTINGS: Mapping[str, str] = {
     "DateStyle": "ISO",
@@ -26,6 +35,13 @@ SESSION_SETTINGS: Mapping[str, str] = {
 """Settings that decide how values look as text, and make the server send its warnings.
 
 Every connection sets them, so that no setting of a role, a database or the environment changes them.
+"""
+
+NO_SEARCH_PATH: Mapping[str, str] = {"search_path": ""}
+"""The setting of every session that runs SQL: only PostgreSQL's own functions and operators are found without a schema.
+
+Otherwise a user who may create functions in a schema of the search path, such as ``public``, could have them run with this
+program's rights: an operator ``public.>= (oid, integer)`` fits ``c.oid >= 16384`` better than PostgreSQL's own.
 """
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
@@ -51,8 +67,8 @@ def reading_rows(server_version: int) -> dict[str, str]:
     """Return the settings of a session that reads whole tables and gets each value as in the stream."""
     return {
         **SESSION_SETTINGS,
-        # As in the walsender, so that names in values (regclass, ...) are always qualified.
-        "search_path": "",
+        # As in the walsender, names in values (regclass, ...) are always qualified.
+        **NO_SEARCH_PATH,
         # Raise an error instead of leaving out rows that a policy hides.
         "row_security": "off",
         **patient(server_version),

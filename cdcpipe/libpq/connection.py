@@ -227,7 +227,7 @@ class Connection:
         try:
             other = Connection(self.parameters_here, within_s=deadline - time.monotonic())
             try:
-                return other._run(f"SELECT pg_cancel_backend({self._pgconn.backend_pid})", deadline) == [("t",)]
+                return other._run(f"SELECT pg_catalog.pg_cancel_backend({self._pgconn.backend_pid})", deadline) == [("t",)]
             finally:
                 other.close()
         except (CdcpipeError, OverdueError) as ex:

@@ -24,7 +24,7 @@ to the server:
 - There is no ``filter_prepare``: pgoutput itself follows the option ``two_phase``.
 - Relations are as the publication shows them: with column lists, and before PostgreSQL 18 without generated columns. The only facts
   about a column are its name, type, type modifier, and whether it is part of the replica identity. `OutputPlugin.query` asks
-  today's catalog for others.
+  today's catalog for others. Its search path is empty, so a query names the schema of everything outside of pg_catalog.
 - Values are text (`bytes`) from the type's output function, even if the server sends them in binary form. See
   `cdcpipe.pgoutput.messages` for NULL and values that were not sent.
 

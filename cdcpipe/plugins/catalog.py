@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Catalog", "ColumnFacts", "NoCatalogError", "Query", "TypeFacts"]
 
 Query: TypeAlias = Callable[[str], Sequence[tuple[str | None, ...]]]
-"""Runs one SQL command on an ordinary connection and returns its rows as text."""
+"""Runs SQL on an ordinary connection, as one message, and returns the last command's rows as text. The search path is empty."""
 
 
 class NoCatalogError(InvalidArgumentsError):
@@ -96,6 +96,12 @@ from pg_type
 where oid = {type_id}
 """
 
+_WITH_SEARCH_PATH: Final = "set local search_path to default; "
+"""Lets a query find names as the role does, so that they have a schema where a plugin on the server would write one.
+
+No other query does so. The query itself must name the schema of everything that it uses, operators too (`NO_SEARCH_PATH`).
+"""
+
 _DEFAULT_SEARCH_PATH: Final = frozenset({"public", "pg_catalog"})
 
 
@@ -132,9 +138,10 @@ class Catalog:
         if text is None:
             text = self._formatted.get((type_id, typmod))
         if text is None:
-            # The cast is needed because the minus of a negative constant would bind as an operator.
+            modifier = "null" if typmod is None else f"'{typmod}'"
             sql = (
-                f"select format_type(t.oid, ({'null' if typmod is None else typmod})::int4) from pg_type t where t.oid = {type_id}"
+                f"{_WITH_SEARCH_PATH}select pg_catalog.format_type(t.oid, {modifier}::pg_catalog.int4)"
+                f" from pg_catalog.pg_type t where t.oid operator(pg_catalog.=) '{type_id}'::pg_catalog.oid"
             )
             try:
                 rows = self._ask(f"the name of type {type_id}", sql)
@@ -201,13 +208,13 @@ class Catalog:
 
     def _object_name(self, type_name: str, data: bytes) -> bytes:
         (oid,) = _UINT4.unpack(data)
-        return self._text(f"'{oid}'::oid::{type_name}")
+        return self._text(f"'{oid}'::pg_catalog.oid::pg_catalog.{type_name}")
 
     def _money(self, data: bytes) -> bytes:
         """Return the text of an amount according to lc_monetary. The binary number counts its smallest unit."""
         (units,) = _INT8.unpack(data)
-        scale = len(self._text("1::money::numeric").partition(b".")[2])
-        return self._text(f"'{units}e-{scale}'::numeric::money")
+        scale = len(self._text("1::pg_catalog.money::pg_catalog.numeric").partition(b".")[2])
+        return self._text(f"'{units}e-{scale}'::pg_catalog.numeric::pg_catalog.money")
 
     def _text(self, expression: str) -> bytes:
         """Return the text of an expression. The server is asked once for each, until too many are kept."""
@@ -215,8 +222,8 @@ class Catalog:
         if text is None:
             if len(self._texts) >= _MAX_TEXTS:
                 self._texts.clear()
-            what = f"the text of values of type {expression.rpartition(':')[2]} in binary form"
-            ((answer,),) = self._ask(what, f"select ({expression})::text")
+            what = f"the text of values of type {expression.rpartition('.')[2]} in binary form"
+            ((answer,),) = self._ask(what, f"{_WITH_SEARCH_PATH}select ({expression})::pg_catalog.text")
             text = self._texts[expression] = (answer or "").encode()
         return text
 
@@ -226,22 +233,29 @@ class Catalog:
         Without ``with_defaults`` every default is None. To get the text of a default, the server waits while the table is locked
         exclusively.
         """
-        default_text = "case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end" if with_defaults else "null"
+        what = "a column's entry in the catalog (include-not-null, include-default, include-column-positions, include-pk)"
         rows = self._ask(
-            "a column's entry in the catalog (include-not-null, include-default, include-column-positions, include-pk)",
+            what,
             f"""
-            select a.attname, a.attnum, a.attnotnull,
-                   {default_text},
+            select a.attname, a.attnum, a.attnotnull, a.attgenerated,
                    coalesce(a.attnum = any ({key_numbers("i")}), false)
             from pg_attribute a
-                 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
                  left join pg_index i on i.indrelid = a.attrelid and i.indisprimary and i.indimmediate and i.indisvalid
             where a.attrelid = {relation_id} and a.attnum > 0 and not a.attisdropped
             """,
         )
+        defaults = {}
+        if with_defaults:
+            sql = (
+                f"{_WITH_SEARCH_PATH}select d.adnum, pg_catalog.pg_get_expr(d.adbin, d.adrelid) from pg_catalog.pg_attrdef d"
+                f" where d.adrelid operator(pg_catalog.=) '{relation_id}'::pg_catalog.oid"
+            )
+            defaults = {row[0]: row[1] for row in self._ask(what, sql)}
         return {
-            name or "": ColumnFacts(int(position or 0), not_null == "t", default, primary_key == "t")
-            for name, position, not_null, default, primary_key in rows
+            name or "": ColumnFacts(
+                int(position or 0), not_null == "t", None if generated else defaults.get(position), primary_key == "t"
+            )
+            for name, position, not_null, generated, primary_key in rows
         }
 
     def origin_id(self, name: str) -> int:

@@ -9,7 +9,7 @@ from cdcpipe.errors import ConnectionClosedError, ConnectionParameterError, Init
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
-from cdcpipe.sql import SESSION_SETTINGS, patient
+from cdcpipe.sql import NO_SEARCH_PATH, SESSION_SETTINGS, patient
 
 __all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "initialising"]
 
@@ -32,10 +32,13 @@ def initialising() -> Iterator[None]:
 def connect(
     parameters: Mapping[str, str], *, within_s: float = NO_LIMIT, while_waiting: Callable[[], None] | None = None
 ) -> Connection:
-    """Open a connection as `Connection` does. Pin the settings that decide how values look as text, and lift the time limits."""
+    """Open a connection for SQL as `Connection` does.
+
+    Pin the settings that decide how values look as text and whose functions are found, and lift the time limits.
+    """
     with initialising():
         connection = Connection(parameters, within_s=within_s, while_waiting=while_waiting)
-        _pin(connection, {})
+        _pin(connection, NO_SEARCH_PATH)
     return connection
 
 
@@ -45,7 +48,10 @@ def connect_walsender(
     *,
     while_waiting: Callable[[], None] | None = None,
 ) -> Walsender:
-    """Open a walsender's connection, with the same settings as `connect`, and more ``settings``."""
+    """Open a walsender's connection, with the settings of `connect` except the search path, and more ``settings``.
+
+    A walsender runs no SQL. Its search path decides whether names in values (regclass, ...) have a schema.
+    """
     with initialising():
         walsender = Walsender(parameters, while_waiting=while_waiting)
         _pin(walsender, settings or {})

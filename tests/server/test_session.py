@@ -9,21 +9,21 @@ import pytest
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.session import connected, connected_walsender
-from cdcpipe.sql import SESSION_SETTINGS, patient
+from cdcpipe.sql import NO_SEARCH_PATH, SESSION_SETTINGS, patient
 from support.tcp_options import tcp_options
 
 
-@pytest.mark.parametrize("opened", [connected, connected_walsender])
+@pytest.mark.parametrize(("opened", "more"), [(connected, NO_SEARCH_PATH), (connected_walsender, {})])
 def test_all_settings_are_made_in_one_round_trip(
-    any_pg: postgres.Cluster, opened: Callable[..., AbstractContextManager[Connection]]
+    any_pg: postgres.Cluster, opened: Callable[..., AbstractContextManager[Connection]], more: dict[str, str]
 ) -> None:
     parameters = connection_parameters([("dbname", any_pg.dsn), ("application_name", "pinned")])
     with opened(parameters) as connection, any_pg.connect() as other:
         (query,) = other.execute("select query from pg_stat_activity where application_name = 'pinned'").fetchone() or ("",)
-        settings = SESSION_SETTINGS | patient(connection.server_version)
+        settings = SESSION_SETTINGS | patient(connection.server_version) | more
         assert query.count("SET ") == len(settings)
         for name, value in settings.items():
-            assert connection.execute(f"SHOW {name}")[0][0] in (value, f"{value}, MDY")
+            assert connection.execute(f"SHOW {name}")[0][0] in (value, f"{value}, MDY", f'"{value}"')
 
 
 def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Database, monkeypatch: pytest.MonkeyPatch) -> None:

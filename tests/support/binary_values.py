@@ -169,11 +169,14 @@ class Server:
         self.has_xml = "--with-libxml" in built_with
 
     def query(self, sql: str) -> list[tuple[str | None, ...]]:
-        return [tuple(None if v is None else v.decode() for v in row) for row in self._rows(sql, (), pq.Format.TEXT)]
+        rows = self._taken(sql, self.connection.pgconn.exec_(sql.encode()))
+        return [tuple(None if v is None else v.decode() for v in row) for row in rows]
 
     def _rows(self, sql: str, parameters: Sequence[bytes | None], form: pq.Format) -> list[list[bytes | None]]:
-        result = self.connection.pgconn.exec_params(sql.encode(), parameters or None, result_format=form)
-        assert result.status == pq.ExecStatus.TUPLES_OK, f"{sql}: {result.error_message}"
+        return self._taken(sql, self.connection.pgconn.exec_params(sql.encode(), parameters or None, result_format=form))
+
+    def _taken(self, sql: str, result: pq.abc.PGresult) -> list[list[bytes | None]]:
+        assert result.status == pq.ExecStatus.TUPLES_OK, f"{sql}: {result.get_error_message()}"
         self.type_id = result.ftype(0)
         return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
 
