@@ -48,6 +48,30 @@ _OF_PARAMETER = {
 """The parts of libpq's other messages that a parameter causes."""
 
 
+_OF_REFUSAL = [
+    (re.compile(refusal), hint)
+    for refusal, hint in (
+        (
+            "password authentication failed",
+            "check the password (PGPASSWORD, or the password file: PGPASSFILE, ~/.pgpass), and the user (-U, PGUSER)",
+        ),
+        ("password", HINTS[sqlstate.INVALID_PASSWORD]),
+        ("too many connections for role", "raise the role's limit: ALTER ROLE name CONNECTION LIMIT …"),
+        ("too many connections for database", "raise the database's limit: ALTER DATABASE name CONNECTION LIMIT …"),
+        ("too many clients|connection slots are reserved|max_wal_senders", HINTS[sqlstate.TOO_MANY_CONNECTIONS]),
+        ("not permitted to log in", "let the role log in: ALTER ROLE name LOGIN"),
+        ("not currently accepting connections", "let the database take connections: ALTER DATABASE name ALLOW_CONNECTIONS true"),
+        ("permission denied for database", "GRANT CONNECT ON DATABASE name TO role"),
+        ("database .*does not exist|invalid database", HINTS[sqlstate.INVALID_CATALOG_NAME]),
+        ("role .*does not exist", "check the user's name (-U, PGUSER)"),
+        ("WAL sender|replication role", HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]),
+        ("pg_hba", HINTS[sqlstate.INVALID_AUTHORIZATION]),
+        ("the database system is", HINTS[sqlstate.CANNOT_CONNECT_NOW]),
+    )
+]
+"""The server's messages for a session that it refuses, and what the user can do."""
+
+
 def connection_hint(message: str, settings: Mapping[str, str]) -> str:
     """Return a hint for a failed connection. ``settings`` are libpq's parameters as they were given to it."""
     if (parameter := _parameter_in(message)) is not None:
@@ -58,19 +82,8 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
         return f"correct {setting[1]} in {given}"
     if _NO_SETTING.search(message):
         return f"correct {where_given('options', settings)}"
-    if "password authentication failed" in message:
-        return "check the password (PGPASSWORD, or the password file: PGPASSFILE, ~/.pgpass), and the user (-U, PGUSER)"
-    if "password" in message:
-        return HINTS[sqlstate.INVALID_PASSWORD]
-    if "does not exist" in message and "database" in message:
-        return HINTS[sqlstate.INVALID_CATALOG_NAME]
-    if "does not exist" in message and "role" in message:
-        return "check the user's name (-U, PGUSER)"
-    if "WAL sender" in message or "replication role" in message:
-        return HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]
-    if "pg_hba" in message:
-        return HINTS[sqlstate.INVALID_AUTHORIZATION]
-    return "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"
+    found = next((hint for refusal, hint in _OF_REFUSAL if refusal.search(message)), None)
+    return found or "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"
 
 
 def is_refused_for_every_server(message: str) -> bool:

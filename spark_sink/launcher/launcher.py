@@ -203,7 +203,8 @@ class Launcher(Background):
             raise final_error(failure, end_lsn)
         said = failure.message or "it said nothing"
         level = logging.WARNING if self._told.is_news(said, now) else logging.INFO
-        _logger.log(level, "the streamer ended with %d: %s; starting it again in %.1f s", failure.code, said, delay)
+        advice = f" (hint: {failure.hint})" if failure.hint else ""
+        _logger.log(level, "the streamer ended with %d: %s%s; starting it again in %.1f s", failure.code, said, advice, delay)
         self._note(restarts=self._progress.restarts + 1, last_error=said, last_error_at=time.time(), last_error_code=failure.code)
         return not self._stopping.wait(delay)
 

@@ -118,6 +118,15 @@ def test_a_streamer_that_ends_is_no_loss_and_no_duplicate(fake: Callable[..., Fa
     assert starts == sorted(starts)
 
 
+def test_the_warning_of_a_streamer_that_is_started_again_says_what_to_do(
+    fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture
+):
+    made = fake(WORK, [{}, {"exit": 3, "stderr": "cdcpipe: error: it is so\ncdcpipe: hint: do this\n"}])
+    made.run()
+    (said,) = [record.getMessage() for record in caplog.records if "starting it again" in record.getMessage()]
+    assert said.startswith("the streamer ended with 3: it is so (hint: do this); starting it again in ")
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [

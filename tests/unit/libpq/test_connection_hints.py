@@ -3,6 +3,7 @@
 import pytest
 
 from cdcpipe.errors import ConnectionParameterError, UnreachableError
+from cdcpipe.libpq.connection_hints import connection_hint
 from cdcpipe.replication.session import connect, initialising
 
 NOBODY = {"host": "127.0.0.1", "port": "1", "dbname": "d", "user": "u"}
@@ -38,3 +39,29 @@ def test_a_value_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_server_that_does_not_listen_is_no_wrong_argument() -> None:
     with pytest.raises(UnreachableError, match=f"^{UnreachableError.BEGINNING}"):
         connect(NOBODY)
+
+
+REFUSALS = [
+    ('password authentication failed for user "u"', "check the password"),
+    ('too many connections for role "u"', "ALTER ROLE name CONNECTION LIMIT"),
+    ('too many connections for database "d"', "ALTER DATABASE name CONNECTION LIMIT"),
+    ("sorry, too many clients already", "max_connections"),
+    ("remaining connection slots are reserved for roles with the SUPERUSER attribute", "max_connections"),
+    ("remaining connection slots are reserved for non-replication superuser connections", "max_connections"),
+    ('number of requested standby connections exceeds "max_wal_senders" (currently 2)', "max_wal_senders"),
+    ('role "u" is not permitted to log in', "ALTER ROLE name LOGIN"),
+    ('database "d" is not currently accepting connections', "ALLOW_CONNECTIONS true"),
+    ('permission denied for database "d"; DETAIL:  User does not have CONNECT privilege.', "GRANT CONNECT"),
+    ('cannot connect to invalid database "d"; HINT:  Use DROP DATABASE to drop invalid databases.', "database's name"),
+    ('database "d" does not exist', "database's name"),
+    ('role "u" does not exist', "user's name"),
+    ("permission denied to start WAL sender", "ALTER ROLE name REPLICATION"),
+    ('no pg_hba.conf entry for host "[local]", user "u", database "d", no encryption', "pg_hba.conf"),
+    ("the database system is starting up", "starting up"),
+]
+
+
+@pytest.mark.parametrize(("refusal", "hint"), REFUSALS)
+def test_a_session_that_the_server_refuses_has_a_hint_of_its_own(refusal: str, hint: str) -> None:
+    """The messages are those of PostgreSQL 14 to 18."""
+    assert hint in connection_hint(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {refusal}', NOBODY)
