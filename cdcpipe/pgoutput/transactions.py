@@ -58,12 +58,13 @@ _COMMIT = struct.Struct(">cBQQq")  # Byte1('C') Int8 flags, Int64 commit LSN, In
 
 _B, _C = b"BC"
 _CHANGES = frozenset(b"IUDT")
-_IDLE, _PLAIN, _PREPARING, _BLOCK = range(4)
+_IDLE, _PLAIN, _PREPARING, _BLOCK, _SKIPPED = range(5)
 _KINDS: Final = {
     _IDLE: (frozenset(b"BbScAKrpM"), "outside a transaction"),
     _PLAIN: (frozenset(b"IUDTMRYOC"), "inside a transaction"),
     _PREPARING: (frozenset(b"IUDTMRYOP"), "inside a transaction that is being prepared"),
     _BLOCK: (frozenset(b"IUDTMRYOE"), "inside a stream block"),
+    _SKIPPED: (frozenset(b"IUDTMRYOC"), "inside a transaction"),
 }
 """Which messages are allowed in which state."""
 
@@ -74,6 +75,10 @@ class Transactions:
     Raises ProtocolError for what the protocol does not allow. ``streaming_parallel`` as in `cdcpipe.pgoutput.decode`.
     Prepared transactions are held until they are committed, and are lost with this object. So no position after a PREPARE may be
     confirmed to the server before the COMMIT PREPARED is safe (see ``Progress.prepare``).
+
+    What ended before ``start_lsn`` is dropped (`is_before_start`), as the server does with the position where a stream starts. But
+    the server then also leaves out what was prepared before it. So a stream with prepared transactions starts at the slot's
+    position, and drops the rest here.
     """
 
     def __init__(
@@ -82,7 +87,9 @@ class Transactions:
         streaming_parallel: bool | None = False,
         spill_threshold: int = SPILL_THRESHOLD,
         make_spill: Callable[[], Spill] | None = None,
+        start_lsn: int = 0,
     ) -> None:
+        self._start_lsn = start_lsn
         self._streaming_parallel = streaming_parallel
         self._state = _IDLE
         self._held = HeldTransactions(spill_threshold, make_spill or Spills().open)
@@ -111,7 +118,7 @@ class Transactions:
             kinds, where = _KINDS[self._state]
             if not data or data[0] not in kinds:
                 raise malformed(data, 0, f"it does not belong here, {where}")
-            if self._state == _PLAIN:
+            if self._state in (_PLAIN, _SKIPPED):
                 self._feed_plain(wal_start, data)
             elif self._state == _IDLE:
                 self._feed_idle(wal_start, data)
@@ -128,6 +135,8 @@ class Transactions:
         if self._output:
             return False
         if self._state == _IDLE and len(data) == _BEGIN.size and data[0] == _B:
+            if self._start_lsn and self.is_before_start(_BEGIN.unpack(data)[1]):
+                return False
             self._state = _PLAIN
             return True
         if self._state == _PLAIN and len(data) == _COMMIT.size and data[0] == _C and data[1] == 0:  # no flags
@@ -135,8 +144,14 @@ class Transactions:
             return True
         return False
 
+    def is_before_start(self, commit_lsn: int) -> bool:
+        """Whether a transaction with this commit record is dropped: the consumer has it from an earlier stream."""
+        return commit_lsn < self._start_lsn
+
     def _feed_idle(self, wal_start: int, data: bytes) -> None:
         match message := decode(data, streaming_parallel=self._streaming_parallel):
+            case Begin() if self.is_before_start(message.final_lsn):
+                self._state = _SKIPPED
             case Begin():
                 self._put(wal_start, data)
                 self._state = _PLAIN
@@ -165,7 +180,7 @@ class Transactions:
                 if message.gid not in self._held.prepared:
                     raise ProtocolError(
                         f"the prepared transaction {message.gid!r} is committed, but its changes came in an earlier stream",
-                        hint="the slot was confirmed, or the stream started, after its PREPARE: its tables have to be copied again",
+                        hint="the slot was confirmed after its PREPARE: its tables have to be copied again",
                     )
                 self._commit(self._held.prepared.pop(message.gid), wal_start, message)
             case RollbackPrepared():
@@ -174,25 +189,30 @@ class Transactions:
             case _:  # it is a logical message
                 if data[1] & 1:
                     raise malformed(data, 1, "a transactional message can't come outside a transaction")
-                self._put(wal_start, data)
+                if wal_start > self._start_lsn:
+                    self._put(wal_start, data)
 
     def _feed_plain(self, wal_start: int, data: bytes) -> None:
+        is_skipped = self._state == _SKIPPED
         match chr(data[0]):
             case "C":
                 assert isinstance(decode(data), Commit)
                 self._state = _IDLE
+            case "R" if is_skipped:
+                self._descriptions.record_sent(self._descriptions.add(data))
             case "R":
                 self._descriptions.record_sent_and_written(self._descriptions.add(data))
             case "Y":
                 self._descriptions.add_type(data)
             case "O":
                 decode(data)
-            case _:
+            case _ if not is_skipped:
                 for relation_id in sorted(self._descriptions.stale):
                     description = self._descriptions.sent[relation_id]
                     self._put_records(description.records)
                     self._descriptions.record_written(description)
-        self._put(wal_start, data)
+        if not is_skipped:
+            self._put(wal_start, data)
 
     def _feed_preparing(self, wal_start: int, data: bytes) -> None:
         held = self._current_held
@@ -352,7 +372,11 @@ class Transactions:
 
     def _commit(self, held: HeldTransaction, wal_start: int, message: StreamCommit | CommitPrepared) -> None:
         """Queue the transaction for `take`, unless it has no records left: then the server would have sent nothing, either."""
-        if held.size == 0:
+        is_dropped = self.is_before_start(message.commit_lsn)
+        if is_dropped:
+            for description in held.current.values():
+                self._descriptions.record_sent(description)
+        if is_dropped or held.size == 0:
             held.close()
             return
         for description in held.current.values():

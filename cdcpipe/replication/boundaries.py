@@ -11,6 +11,7 @@ of a logical message is the end of its WAL record.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Mapping
 
@@ -148,7 +149,7 @@ class WholeTracker(PgoutputTracker):
     """The tracker for pgoutput if `Transactions` assembles whole transactions between the server and the consumer.
 
     It sees each message before `Transactions` does. A transaction without changes ends without a record, so the consumer can't
-    confirm it. A prepared transaction counts only with its commit.
+    confirm it. Neither can it confirm what `Transactions` drops. A prepared transaction counts only with its commit.
     """
 
     row_kinds = frozenset(b"IUDT")
@@ -156,10 +157,33 @@ class WholeTracker(PgoutputTracker):
     def __init__(self, progress: Progress, end_position: int | None, transactions: Transactions) -> None:
         super().__init__(progress, end_position)
         self._transactions = transactions
+        self._is_dropped = False
+
+    def _drops(self, wal_start: int, data: bytes | memoryview) -> bool:
+        """Tell whether the message begins, ends or is something that ended before the start of the stream."""
+        is_before_start = self._transactions.is_before_start
+        match chr(data[0]):
+            case "B":
+                self._is_dropped = is_before_start(_FINAL_LSN.unpack_from(data)[0])
+                return self._is_dropped
+            case "C" if self._is_dropped:
+                self._is_dropped = False
+                return True
+            case "c":
+                xid, _, commit_lsn = _STREAM_COMMIT.unpack_from(data)
+                if is_before_start(commit_lsn):
+                    self.progress.abort(xid)
+                return is_before_start(commit_lsn)
+            case "M":
+                return not self._in_block and not data[1] & 1 and is_before_start(wal_start - 1)
+        return False
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Look at a message. Identifies prepared transactions by gid and position; otherwise as `PgoutputTracker`."""
         if not len(data) or data[0] not in b"PpKr":
+            with contextlib.suppress(struct.error, IndexError):  # it is cut short
+                if self._drops(wal_start, data):
+                    return False
             return super().observe(wal_start, data)
         try:
             message = decode(data)
@@ -174,7 +198,7 @@ class WholeTracker(PgoutputTracker):
                 return True
             case CommitPrepared():
                 self.progress.commit_prepared(message.xid, wal_start)
-                if not self._transactions.is_empty(message.gid):
+                if not self._transactions.is_empty(message.gid) and not self._transactions.is_before_start(message.commit_lsn):
                     self._end(wal_start, message.xid)
             case RollbackPrepared():
                 self.progress.forget_prepared(message.xid)

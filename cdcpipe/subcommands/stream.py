@@ -148,14 +148,16 @@ def _prepare_and_start(
         options, make_feeder = _plugin(config, catalog, slot.plugin, publications, tables)
         if slot.plugin == "pgoutput":
             _check_two_phase(config, slot, options)
+        transactions = _transactions(config, slot, options)
+        start_lsn = 0 if transactions is not None and _sends_prepared(slot, options) else config.start_lsn
         is_rendered = make_feeder is not None
-        walsender, system = _start(config, connection, opening, commands, slot, options, is_rendered=is_rendered)
+        walsender, system = _start(config, connection, opening, commands, start_lsn, slot, options, is_rendered=is_rendered)
         if config.expected_lsn is not None:
             check_no_gap(connection, config.slot.slot, config.expected_lsn)
         guard = None
         if config.expected_system is not None:
             guard = guard_timeline(connection, system, config.expected_system)
-        return _Started(walsender, slot, options, make_feeder, _transactions(config, options), guard)
+        return _Started(walsender, slot, options, make_feeder, transactions, guard)
 
 
 def _check_before_creation(
@@ -192,14 +194,16 @@ def _start(
     connection: Connection,
     opening: OpeningWalsender,
     commands: CommandsIn,
+    start_lsn: int,
     slot: Slot,
     options: Mapping[str, str | None],
     *,
     is_rendered: bool,
 ) -> tuple[Walsender, System]:
-    """Start the stream. A standby first waits until the slot is free, and waits again if another process takes it first.
+    """Start the stream; at the slot's position if ``start_lsn`` is 0.
 
-    A waiting standby reads its commands. One without stdin would end as soon as it has the slot, so it ends at once.
+    A standby first waits until the slot is free, and waits again if another process takes it first. It reads its commands
+    meanwhile. One without stdin would end as soon as it has the slot, so it ends at once.
     """
     walsender, system = _checked_server(config, connection, opening)
     while True:
@@ -214,7 +218,7 @@ def _start(
         check_free(slot)
         may_be_direct = _has_runs(config, slot, is_rendered)
         try:
-            start_stream(walsender, config.slot.slot, config.start_lsn, options, may_be_direct=may_be_direct)
+            start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
         except CdcpipeError as ex:
             if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
                 raise
@@ -281,13 +285,19 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
     return plugin
 
 
-def _transactions(config: StreamConfig, options: Mapping[str, str | None]) -> Transactions | None:
+def _sends_prepared(slot: Slot, options: Mapping[str, str | None]) -> bool:
+    """Return whether the server sends prepared transactions when they are prepared."""
+    return slot.two_phase or pgoutput_options.setting(options, "two_phase") == "on"
+
+
+def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> Transactions | None:
     """Return the object that assembles whole transactions, or None if the configuration does not ask for it."""
     if not config.whole_transactions:
         return None
     return Transactions(
         streaming_parallel=pgoutput_options.setting(options, "streaming") == "parallel",
         spill_threshold=config.spill_threshold,
+        start_lsn=config.start_lsn if _sends_prepared(slot, options) else 0,
     )
 
 

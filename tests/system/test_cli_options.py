@@ -249,14 +249,26 @@ def test_a_slot_that_sends_them_anyway(on: On) -> None:
 
 
 def test_put_together_from_a_position_after_the_prepare(on: On) -> None:
-    """--startpos between PREPARE and COMMIT PREPARED: its changes come no more, and that is an error, not an empty commit."""
+    """--startpos between PREPARE and COMMIT PREPARED: its changes come, because the slot is before them; those before it don't."""
     on.messages("--two-phase")
     on.sql("begin; insert into t values (1); prepare transaction 'one'", "insert into t values (2)")
-    middle = on.to_the_end("--two-phase")[-1][0]
+    on.sql("select pg_logical_emit_message(false, 'at', 'once')")
+    middle = on.to_the_end("--two-phase", "--messages")[-1][0]
     on.sql("commit prepared 'one'", "insert into t values (3)")
-    whole = on.messages("--two-phase", "--whole-transactions")
+    whole = on.messages("--two-phase", "--whole-transactions", "--messages")
     assert [m.new[0] for m in whole if isinstance(m, Insert)] == [b"2", b"1", b"3"]
+    rest = on.messages("--whole-transactions", "--messages", "--startpos", str(middle))
+    assert kinds(rest) == ["Begin", "Relation", "Insert", "Commit", "Begin", "Insert", "Commit"]
+    assert [m.new[0] for m in rest if isinstance(m, Insert)] == [b"1", b"3"]
+
+
+def test_put_together_after_the_prepare_was_confirmed(on: On) -> None:
+    """Its changes come no more, and that is an error, not an empty commit."""
+    on.sql("begin; insert into t values (1); prepare transaction 'one'")
+    with on.cli("--two-phase", "-A", "--endpos", str(on.value("select pg_current_wal_insert_lsn()"))) as cli:
+        assert cli.wait() == 0
+    on.sql("commit prepared 'one'")
     on.released()
-    with on.cli("--two-phase", "--whole-transactions", "--startpos", str(middle)) as cli:
+    with on.cli("--two-phase", "--whole-transactions") as cli:
         assert cli.wait() == 5
         assert "'one' is committed, but its changes came in an earlier stream" in cli.stderr

@@ -106,6 +106,26 @@ def test_a_hundred_thousand_subtransactions(is_aborted: bool) -> None:
     assert found[-1] == (6, build(Commit(0, 100, 200, 5)))
 
 
+def test_what_ended_before_the_start_is_dropped() -> None:
+    """Its descriptions stay known, because the server does not send them again."""
+    before = [
+        *(S, relation(7), row(7, 1), E, COMMIT),
+        *(BeginPrepare(150, 160, 5, 9, "dropped"), row(None, 2), Prepare(0, 150, 160, 5, 9, "dropped")),
+        *(BeginPrepare(170, 180, 5, 10, "g"), row(None, 3), Prepare(0, 170, 180, 5, 10, "g")),
+        *(Begin(200, 5, 8), Origin(9, "o"), row(None, 4), LogicalMessage(None, 1, 201, "p", b""), Commit(0, 200, 210, 5)),
+        LogicalMessage(None, 0, 215, "p", b""),
+        CommitPrepared(0, 210, 220, 5, 9, "dropped"),
+    ]
+    after = [Begin(220, 5, 11), row(None, 5), Commit(0, 220, 230, 5), CommitPrepared(0, 230, 240, 5, 10, "g")]
+    found = [message for _, message in whole(*before, *after, start_lsn=220)]
+    described = relation(None)
+    assert found == [
+        *(Begin(220, 5, 11), described, row(None, 5), Commit(0, 220, 230, 5)),
+        *(Begin(230, 5, 10), described, row(None, 3), Commit(0, 230, 240, 5)),
+    ]
+    assert FakeSpill.open_count == 0
+
+
 def test_nothing_comes_out_before_the_commit() -> None:
     assert whole(S, relation(7), row(7, 1), E) == []
 
