@@ -109,7 +109,10 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
     """Return the error for the server's error when it was to create a slot. ``waited_s`` is how long the command ran."""
     if ex.sqlstate == sqlstate.QUERY_CANCELED and new.timeout_s is not None and waited_s >= new.timeout_s:
         what = "running transactions to end"
-        hint = "find them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL"
+        hint = (
+            "find them: SELECT pid, state, xact_start, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL; and prepared"
+            " ones: SELECT gid, prepared, database FROM pg_prepared_xacts"
+        )
         if new.is_on_standby:
             what = "its primary to say which transactions are running, and for these to end"
             hint = f"{_ADVICE} makes it say so; there, {hint}"

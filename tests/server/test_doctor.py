@@ -377,6 +377,7 @@ def test_a_prepared_transaction_holds_back_a_new_slot(pg18: postgres.Cluster) ->
         code, _, stderr = run_cli("prepare", "-d", database.dsn, "-S", "s", "--publication", "p", "-c", "--create-timeout", "0.5")
         assert code == 2
         assert "waits for running transactions" in stderr
+        assert "pg_prepared_xacts" in stderr
         run_fix(connection, found)
         assert of(diagnose(database, create=True), "server.transactions")[0].level == "ok"
 
