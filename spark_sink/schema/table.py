@@ -9,7 +9,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = [
     "AFTER_ALL",
@@ -25,6 +25,7 @@ __all__ = [
     "Table",
     "Version",
     "gone_columns",
+    "gone_from",
     "has_key",
 ]
 
@@ -173,14 +174,25 @@ class Version:
         )
 
 
-def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
-    """Return the changelog's columns that a replica at this LSN does not have. A snapshot brings back the columns that it has."""
+def gone_from(versions: Iterable[Version]) -> Iterator[tuple[int, frozenset[str]]]:
+    """Return, for each version, the LSN at which it begins, and the changelog's columns that a replica does not have from there on.
+
+    A snapshot brings back the columns that it has.
+    """
     gone: frozenset[str] = frozenset()
     for version in versions:
-        if version.end_lsn > until_lsn:
-            break
         gone = gone - {name for _, name in version.snapshot} if version.snapshot else frozenset(version.gone)
-    return gone
+        yield version.end_lsn, gone
+
+
+def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
+    """Return the changelog's columns that a replica at this LSN does not have."""
+    found: frozenset[str] = frozenset()
+    for lsn, gone in gone_from(versions):
+        if lsn > until_lsn:
+            break
+        found = gone
+    return found
 
 
 def has_key(versions: Iterable[Version]) -> bool:

@@ -1,5 +1,6 @@
 """The pieces in which a replica is merged when its table's key changes."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.schema.table import Fill, Version
 from support.descriptions import CODE, ID, NONE, version
+from support.seeds import SEED
 
 
 @pytest.mark.parametrize(
@@ -87,3 +89,32 @@ def test_columns_that_go_cut_nothing() -> None:
     assert piece.gone == set()
     pieces = list(cut_pieces([version(10, 0, ID), gone, again], 12, 99))
     assert [(piece.after_lsn, piece.until_lsn, set(piece.gone)) for piece in pieces] == [(12, 29, {"a"}), (29, 99, set())]
+
+
+def test_pieces_follow_each_other() -> None:
+    """Whatever the versions, each change belongs to exactly one piece, that of its key."""
+    rng = random.Random(SEED)
+    for _ in range(2000):
+        versions, place = [], (0, 0)
+        for _ in range(rng.randint(1, 6)):
+            lsn, ordinal = place
+            is_amid = versions and rng.random() < 0.4
+            place = (lsn, ordinal + rng.randint(1, 3)) if is_amid else (lsn + rng.randint(1, 5), rng.choice([0, 2]))
+            versions.append(version(*place, rng.choice([ID, CODE]), rng.choice([1, 1, 2])))
+        after_lsn, until_lsn = rng.randint(0, place[0] + 3), rng.randint(0, place[0] + 3)
+        at, end = (after_lsn + 1, 0), (until_lsn + 1, 0)
+        for piece in cut_pieces(versions, after_lsn, until_lsn):
+            assert (piece.after_lsn + 1, piece.first_ordinal) == at
+            of_version = [each for each in versions if each.place <= at][-1:] or versions[:1]
+            assert piece.key == of_version[0].key
+            at = (piece.until_lsn, piece.end_ordinal) if piece.end_ordinal else (piece.until_lsn + 1, 0)
+        assert at == max(at, end)
+
+
+def test_a_table_with_thousands_of_versions() -> None:
+    """A job makes the table anew each hour, for months. Time that grows with the square of the versions would be minutes here."""
+    versions = [version(10 * number, 3 * (number % 2), ID, number) for number in range(1, 5_001)]
+    pieces = list(cut_pieces(versions, 0, 10 * len(versions) + 5))
+    assert sum(piece.is_new_table for piece in pieces) == len(versions) - 1
+    (last,) = cut_pieces(versions, 10 * len(versions), 10 * len(versions) + 5)
+    assert last.is_plain
