@@ -33,6 +33,7 @@ from spark_sink.replica.history import as_history, as_stored, first_known, histo
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of
 from spark_sink.schema.table import has_key
+from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, purged_changes, stored_histories
 from spark_sink.warehouse.formats import SPARK
@@ -154,13 +155,16 @@ class _Round:
         terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
         terms += [f"t.{own['to_lsn']} IS NULL", f"t.{own['from_lsn']} = s.{own['from_lsn']}"]
         ends = ", ".join(f"t.{own[name]} = s.{own[name]}" for name in ("to_lsn", "valid_to", "is_current"))
+        # Delta's INSERT * does not quote a backtick in a column's name.
+        columns = [*map(quote, made.columns)]
         source = f"cdcpipe_history_source_{next(_view_numbers)}"
         made.createOrReplaceTempView(source)
         try:
             with delta.recording(self.spark, self.until):
                 self.spark.sql(
                     f"MERGE INTO {delta.table_name(self.path)} t USING {source} s ON {' AND '.join(terms)} "
-                    f"WHEN MATCHED THEN UPDATE SET {ends} WHEN NOT MATCHED THEN INSERT *"
+                    f"WHEN MATCHED THEN UPDATE SET {ends} WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
+                    f"VALUES ({', '.join(f's.{column}' for column in columns)})"
                 ).collect()
         finally:
             self.spark.catalog.dropTempView(source)

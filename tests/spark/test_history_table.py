@@ -21,11 +21,12 @@ from spark_sink.upkeep.purge import purge, purge_histories
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, Source, append, comparable
+from support.changelog_rows import COLUMNS, EPOCH, KEY, TABLE, Source, append, comparable, schema_of
 
 pytestmark = pytest.mark.spark
 
-NAMES = ("case", "id", "a", "blob", "other")
+NAMES = ("case", "id", "a`b", "blob", "other")
+SCHEMA = schema_of(COLUMNS.replace(" a ", " `a``b` "))  # a name that SQL has to quote
 FIRST = Version(0, 0, 7, KEY, KEY)
 
 
