@@ -131,7 +131,8 @@ def _supported(path: Path) -> TableLog:
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise DeltaError(
             f"the Delta table {path} has {obstacle}, and cdcpipe can't write to such a table",
-            hint="ALTER TABLE ... DROP FEATURE, or remove the table and let cdcpipe create it again",
+            hint="undo what gave it to the table (ALTER TABLE ... DROP CONSTRAINT, UNSET TBLPROPERTIES), then ALTER TABLE ... DROP "
+            "FEATURE. Do not remove a changelog: nothing else has its changes",
         )
     return log
 
