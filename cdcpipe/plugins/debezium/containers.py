@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.plugins.row_compiler import escape
@@ -12,29 +13,37 @@ if TYPE_CHECKING:
 
 __all__ = ["array", "hstore_pairs", "json_object"]
 
-_ARRAY_TOKEN: Final = re.compile(rb'([{},;])|"((?:[^"\\]|\\.)*)"|([^{},;"]+)', re.DOTALL)
+# By delimiter: a brace or the delimiter; an element in quotes; any other element. The server does not quote an element because
+# another type's delimiter is in it.
+_ARRAY_TOKENS: Final[Mapping[bytes, re.Pattern[bytes]]] = {
+    delimiter: re.compile(rb'([{}%b])|"((?:[^"\\]|\\.)*)"|([^{}%b"]+)' % (delimiter, delimiter), re.DOTALL)
+    for delimiter in (b",", b";")
+}
 
 
 def array(element: ToJson, delimiter: bytes, value: bytes) -> bytes:
-    """Return the JSON array. An array with several dimensions is nested. Lower bounds are left out."""
+    """Return the JSON array. An array with several dimensions is nested. Lower bounds are left out.
+
+    ``delimiter`` is that of the element's type: a semicolon for box, else a comma. Raises ValueError if the text is no array.
+    """
+    token_of = _ARRAY_TOKENS[delimiter]
     if value.startswith(b"["):
         value = value[value.index(b"=") + 1 :]
     parts = []
     pos = depth = 0
     while pos < len(value):
-        token = _ARRAY_TOKEN.match(value, pos)
+        token = token_of.match(value, pos)
         if token is None:
             raise ValueError
         pos = token.end()
         sign, in_quotes, plain = token.groups()
-        if sign is not None and sign in (b"{", b"}", delimiter):
+        if sign is not None:
             parts.append(_JSON_SIGNS[sign])
             depth += {b"{": 1, b"}": -1}.get(sign, 0)
         elif in_quotes is not None:
             parts.append(element(re.sub(rb"\\(.)", rb"\1", in_quotes, flags=re.DOTALL)))
         else:
-            text = plain if plain is not None else sign
-            parts.append(b"null" if text == b"NULL" else element(text))
+            parts.append(b"null" if plain == b"NULL" else element(plain))
     if depth or not value.startswith(b"{"):
         raise ValueError
     return b"".join(parts)

@@ -126,6 +126,25 @@ def test_malformed_text(type_id: int, value: bytes) -> None:
         events(raw)
 
 
+@pytest.mark.parametrize(
+    ("type_id", "value", "elements"),
+    [
+        (1009, b"{a;b,c}", ["a;b", "c"]),
+        (1009, b"{;}", [";"]),
+        (1009, b'{"a,b",NULL,"NULL",""}', ["a,b", None, "NULL", ""]),
+        (1009, b"[0:1][1:1]={{a;},{b}}", [["a;"], ["b"]]),
+        (1007, b"{1,NULL}", [1, None]),
+        (1020, b"{(1,1),(0,0);(2,2),(1,1)}", ["(1,1),(0,0)", "(2,2),(1,1)"]),
+    ],
+)
+def test_arrays(type_id: int, value: bytes, elements: list[Any]) -> None:
+    """An array is cut at the delimiter of its elements' type: a semicolon for box, a comma for all others."""
+    raw = transaction(insert(value), columns=(Column(1, "v", type_id, -1),))
+    (event,) = events(raw, include_unknown_datatypes="true")
+    found = event["after"]["v"]
+    assert elements == ([base64.b64decode(each).decode() for each in found] if type_id == 1020 else found)
+
+
 def test_an_update_of_the_key() -> None:
     """A delete and a create at the update's position. Unchanged values are unavailable, or in the old row with FULL."""
     raw = transaction(Update(None, 1, (b"1", None, None, None), None, (b"2", b"1.00", None, UNCHANGED_TOAST)))
