@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import click
 import cloup
+from click.core import ParameterSource
 
 from cdcpipe import descriptors, logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
@@ -235,6 +236,7 @@ def cdcpipe(ctx: click.Context, /, **options: Any) -> ExitCode | None:
     On stdin, the command "F LSN" confirms what lies before LSN, and "q" ends the stream.
     """
     if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx, ctx.invoked_subcommand)
         _check_fd(STDOUT)  # before a slot is created, of which nobody would hear
         return None
     return run(**options)
@@ -320,6 +322,18 @@ def run(
     if poll_mode:
         return poll_until_free(config, poll)
     return _stream(config, metrics)
+
+
+def _refuse_options_before(ctx: click.Context, command: str) -> None:
+    """Refuse options before the name of a command. They are the stream's, and the command would ignore them, even ``-d``."""
+    given = [
+        option.opts[0]
+        for option in ctx.command.params
+        if option.expose_value and ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    _refuse_unless(
+        not given, f"what stands before {command} has no effect on it: {', '.join(given)}; a command's options follow its name"
+    )
 
 
 def _poll_config(duration: float | None, interval: float | None, *, poll_mode: bool, standby: bool) -> PollConfig:

@@ -1,5 +1,6 @@
 """Usage of the command line: mistakes that are refused before a connection is tried, help, version."""
 
+import json
 import os
 import re
 
@@ -44,6 +45,8 @@ USAGE = [
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
     (["prepare", "--nonsense"], "--nonsense"),
+    (["-d", "shop", "-U", "me", "ddl", "remove"], "before ddl has no effect on it: -d, -U;"),
+    (["-S", "s", "prepare"], "before prepare has no effect on it: -S;"),
     (["ddl"], "Missing command"),
     (["ddl", "nonsense"], "install, remove, status"),
     (["ddl", "install", "--schema"], "--schema"),
@@ -57,6 +60,12 @@ def test_usage_errors(args: list[str], named: str, commands: ForkedCommands) -> 
     assert named in err
     assert "CANARY" not in err
     assert "Traceback" not in err
+
+
+def test_the_format_of_the_log_may_stand_before_a_command(commands: ForkedCommands) -> None:
+    """It counts for each command."""
+    code, _, err = commands.cdcpipe("--log-format", "json", "prepare")
+    assert (code, json.loads(err)["level"]) == (1, "error")
 
 
 @pytest.mark.parametrize("option", ["-?", "--help"])
