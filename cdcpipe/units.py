@@ -11,9 +11,18 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-__all__ = ["format_duration", "format_size", "has_size_unit", "parse_duration", "parse_seconds", "parse_size"]
+__all__ = [
+    "count_from",
+    "format_duration",
+    "format_size",
+    "has_size_unit",
+    "parse_duration",
+    "parse_seconds",
+    "parse_size",
+    "seconds_from",
+]
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,15}) ?([a-z]*)", re.ASCII | re.IGNORECASE)
 
@@ -63,6 +72,31 @@ def parse_seconds(text: str) -> float:
         msg = f"{text!r} is not a number of seconds (without a unit: 90, or 0.5)"
         raise ValueError(msg)
     return seconds
+
+
+def seconds_from(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a parser for a number of seconds, as `parse_seconds` reads it, from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        seconds = parse_seconds(text)
+        if not least <= seconds <= most:
+            msg = f"{text!r} is less than {least:g} seconds" if seconds < least else f"{text!r} is more than {most:g} seconds"
+            raise ValueError(msg)
+        return seconds
+
+    return parse
+
+
+def count_from(least: int) -> Callable[[str], int]:
+    """Return a parser for a whole number that is at least ``least``."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,15}", text) or int(text) < least:
+            msg = f"{text!r} is not a whole number of at least {least}"
+            raise ValueError(msg)
+        return int(text)
+
+    return parse
 
 
 def has_size_unit(text: str) -> bool:

@@ -58,7 +58,10 @@ slot_option = cloup.option(*SLOT.names, required=True, **SLOT.settings)
 
 
 def slot_options(*, is_required: bool) -> Decorator:
-    """Return the options that name the slot and say what is created with it. A command group can't have required options."""
+    """Return the options that name the slot and say what is created with it.
+
+    ``is_required`` is False for the stream: it is a command group, and a group can't have required options.
+    """
     return cloup.option_group(
         "Slot",
         cloup.option(*SLOT.names, required=is_required, **SLOT.settings),
@@ -69,7 +72,7 @@ def slot_options(*, is_required: bool) -> Decorator:
             "-P",
             "--plugin",
             metavar="NAME",
-            show_default="pgoutput; wal2json with -j or -J and no --publication",
+            show_default="pgoutput" if is_required else "pgoutput; wal2json with -j or -J and no --publication",
             help="Make a new slot with this output plugin of the server.",
         ),
         cloup.option(

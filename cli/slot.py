@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import click
 import cloup
 
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.slot import SlotPosition, find_position
+from cdcpipe.units import seconds_from
 from cli.interrupt import Interrupted
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, slot_option
 
@@ -41,9 +41,9 @@ Example:
     slot_option,
     cloup.option(
         "--watch",
-        type=click.FloatRange(min=0.1),
+        type=seconds_from(0.1),
         metavar="SECS",
-        help="Print a line again and again, this long after the last one.",
+        help="Print a line again and again, this long after the last one: at least 0.1.",
     ),
 )
 def command(*, slot: str, watch: float | None, **options: Any) -> None:

@@ -10,6 +10,7 @@ import cloup
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for this module
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.units import count_from
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
@@ -42,9 +43,9 @@ Example:
     "Output",
     cloup.option(
         "--limit",
-        type=click.IntRange(min=0),
+        type=count_from(0),
         metavar="N",
-        default=20,
+        default="20",
         show_default=True,
         help="Print at most this many rows; 0: all.",
     ),

@@ -9,6 +9,7 @@ import cloup
 
 from cdcpipe.exposition import Address, serving
 from cdcpipe.masks import parse_masks
+from cdcpipe.units import count_from, seconds_from
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
     CONTEXT_SETTINGS,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_UP_TO_A_DAY = seconds_from(0, 86400)
 _EXAMPLE = """\b
 Example:
   cdcpipe-spark run -d shop -S shop_cdc --publication shop -c --snapshot initial \\
@@ -127,15 +129,15 @@ Example:
     ),
     cloup.option(
         "--trigger-interval",
-        type=click.FloatRange(min=0.0, max=86400.0),
+        type=_UP_TO_A_DAY,
         metavar="SECS",
-        default=0.1,
+        default="0.1",
         show_default=True,
         help="Begin a micro-batch no sooner than this after the beginning of the last one.",
     ),
     cloup.option(
         "--replica-interval",
-        type=click.FloatRange(min=0.0, max=86400.0),
+        type=_UP_TO_A_DAY,
         metavar="SECS",
         show_default="1, or up to 10 where that takes a quarter of the time",
         help="Merge new changes into the replicas this often; 0: in each micro-batch.",
@@ -157,9 +159,9 @@ Example:
     ),
     cloup.option(
         "--history-interval",
-        type=click.FloatRange(min=0.0, max=86400.0),
+        type=_UP_TO_A_DAY,
         metavar="SECS",
-        default=60,
+        default="60",
         show_default=True,
         help="Bring the tables of --history table up to date this often; 0: at the start and the end of --available-now.",
     ),
@@ -193,9 +195,9 @@ Example:
     ),
     cloup.option(
         "--heal-tables",
-        type=click.IntRange(min=1),
+        type=count_from(1),
         metavar="N",
-        default=3,
+        default="3",
         show_default=True,
         help="Copy at most this many such tables at a time.",
     ),

@@ -13,7 +13,7 @@ import click
 import cloup
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.units import parse_seconds, parse_size
+from cdcpipe.units import parse_seconds, parse_size, seconds_from
 from spark_sink.client.connection import connection_arguments
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.configured import ConfiguredCommand, long_name
@@ -80,9 +80,9 @@ class _Command(ConfiguredCommand):
         "--watch",
         is_flag=False,
         flag_value=2.0,
-        type=click.FloatRange(min=0.1),
+        type=seconds_from(0.1),
         metavar="[SECS]",
-        help="Repeat until SIGINT, with a pause of this length, or of 2 seconds.",
+        help="Repeat until SIGINT, with a pause of this length (at least 0.1), or of 2 seconds.",
     ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs; with --watch one on each line."),
     cloup.option(

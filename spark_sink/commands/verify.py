@@ -13,6 +13,7 @@ import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable
+from cdcpipe.units import count_from, parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
@@ -57,9 +58,9 @@ Example:
     noted_staging_option,
     cloup.option(
         "--timeout",
-        type=click.FloatRange(min=0),
+        type=parse_seconds,
         metavar="SECS",
-        default=300,
+        default="300",
         show_default=True,
         help="Wait at most this long for the tables to get all changes that the server has when the command begins.",
     ),
@@ -68,9 +69,9 @@ Example:
     "Output",
     cloup.option(
         "--max-keys",
-        type=click.IntRange(min=0),
+        type=count_from(0),
         metavar="N",
-        default=10,
+        default="10",
         show_default=True,
         help="Print at most this many keys of each table that differs.",
     ),

@@ -30,6 +30,12 @@ def test_an_option_is_explained_in_one_sentence(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
+def test_no_range_is_shown_as_click_does(path: str) -> None:
+    """Such as ``[x>=0.1]``: the sentence says which values an option takes, or the error does."""
+    assert not re.search(r"[<>]=?x|x[<>]", help_text(path))
+
+
+@pytest.mark.parametrize("path", COMMANDS)
 def test_the_options_are_in_groups(path: str) -> None:
     grouped = {option.opts[-1] for section in getattr(COMMANDS[path], "option_groups", ()) for option in section}
     assert {option.opts[-1] for option in options(path)} - grouped <= IN_NO_GROUP

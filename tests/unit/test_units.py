@@ -56,6 +56,22 @@ def test_invalid_seconds(text: str) -> None:
     assert units.parse_seconds("0.5") == 0.5
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("0.05", "is less than 0.1 seconds"), ("86401", "is more than 86400 seconds"), ("nan", "is not a number")]
+)
+def test_seconds_out_of_range(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        units.seconds_from(0.1, 86400)(text)
+    assert units.seconds_from(0.1, 86400)("86400") == 86400
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "1.5", "x", "٣", "9" * 16])
+def test_invalid_counts(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number of at least 1"):
+        units.count_from(1)(text)
+    assert units.count_from(1)("17") == 17
+
+
 RUN = ["run", "-S", "s", "--publication", "p", "--staging", "staging", "--warehouse", "warehouse"]
 
 
@@ -70,6 +86,8 @@ RUN = ["run", "-S", "s", "--publication", "p", "--staging", "staging", "--wareho
         ([*RUN, "--keep-changelog", "30min"], "less than 60min"),
         ([*RUN, "--keep-changelog", "30days", "--keep-segments", "64M", "--snapshot-hold", "off", "--format", "x"], "--format"),
         ([*RUN, "--segment-size", "64M", "--keep-segments", "2weeks", "--seal-interval", "1s"], "without a unit"),
+        ([*RUN, "--replica-interval", "nan"], "is not a number of seconds"),
+        ([*RUN, "--heal-tables", "0"], "'0' is not a whole number of at least 1"),
         (["start"], "no such command: start; the commands are as-of, config, doctor, land, purge, run, snapshot, status, verify"),
     ],
 )
