@@ -85,7 +85,8 @@ def check_changelog(house: Warehouse, table: Table, position: Position) -> None:
     if house.versions(table)[0].end_lsn <= position.lsn and not house.has_changelog(table):
         raise WarehouseError(
             f"the changelog of {table}, {house.changelog(table)}, has gone, and with it what was in it",
-            hint="restore it, or start anew: another warehouse, another staging directory, another slot",
+            hint=f"restore it; or copy the table's rows anew: cdcpipe-spark snapshot --table {table}; or, if it is not published"
+            f" any more and you do not want its tables, delete _cdcpipe/tables/{house.changelog(table).name}.json, too",
         )
 
 

@@ -262,6 +262,8 @@ class _Comparison:
         return results
 
     def _compare(self, table: Table) -> TableResult:
+        if not self._house.has_changelog(table):
+            return TableResult(table, problem=f"its changelog, {self._house.changelog(table)}, has gone; {_COPY} {table}")
         versions = self._house.versions(table)
         version, there = versions[-1], self._there.get(table)
         if there is None and dropped_tables.where(self._house, table, versions) is not None and self._rows(table).isEmpty():

@@ -468,8 +468,9 @@ def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path)
     shutil.rmtree(path)
     log.segment([described, Insert(None, 10, (b"2",))])
     for checkpoint in (pipeline.checkpoint, tmp_path / "another"):
-        with pytest.raises(WarehouseError, match=r"changelog of public\.t, .* has gone"):
+        with pytest.raises(WarehouseError, match=r"changelog of public\.t, .* has gone") as raised:
             Pipeline(spark, log.root, tmp_path / "warehouse", checkpoint=checkpoint).process_available()
+        assert "snapshot --table public.t; " in str(raised.value.hint)
     assert not path.exists()
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -484,6 +485,9 @@ def test_a_published_table_that_the_warehouse_lacks_is_named(
     assert list(road.verify("t")) == ["public.t"]
     road.execute("alter table t rename to renamed")  # it is there under another name
     assert set(road.verify()) == {"public.t", "public.late"}
+    for directory in ("changelog", "replica"):
+        shutil.rmtree(road.warehouse / directory / "public.t")
+    assert "has gone; cdcpipe-spark snapshot --table public.t" in str(road.verify()["public.t"].problem)
     road.connection.close()
 
 
