@@ -46,6 +46,12 @@ def test_every_page_is_linked() -> None:
     assert [page for page in PAGES if (ROOT / page) not in linked and page not in ("README.md", "docs/README.md")] == []
 
 
+def test_the_overview_lists_every_page() -> None:
+    listed = {(ROOT / "docs" / path).resolve() for path, _ in LINK.findall(PAGES["docs/README.md"])}
+    pages = {ROOT / page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/decisions/0")}
+    assert pages - listed == {ROOT / "docs/README.md"}
+
+
 def test_every_decision_has_a_number_of_its_own() -> None:
     numbers = [path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md")]
     assert len(numbers) > 50
