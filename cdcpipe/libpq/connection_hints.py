@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from cdcpipe import sqlstate
 from cdcpipe.libpq.driver import pq
-from cdcpipe.libpq.server_errors import HINTS
+from cdcpipe.libpq.server_errors import HINTS, NO_REPLICATION
 
 __all__ = ["connection_hint", "is_refused_for_every_server", "where_given"]
 
@@ -64,7 +64,7 @@ _OF_REFUSAL = [
         ("permission denied for database", "GRANT CONNECT ON DATABASE name TO role"),
         ("database .*does not exist|invalid database", HINTS[sqlstate.INVALID_CATALOG_NAME]),
         ("role .*does not exist", "check the user's name (-U, PGUSER)"),
-        ("WAL sender|replication role", HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]),
+        ("WAL sender|replication role", NO_REPLICATION),
         ("pg_hba", HINTS[sqlstate.INVALID_AUTHORIZATION]),
         ("the database system is", HINTS[sqlstate.CANNOT_CONNECT_NOW]),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.driver import pq
 
-__all__ = ["HINTS", "Failure", "loss", "lost_error", "server_error"]
+__all__ = ["HINTS", "NO_REPLICATION", "Failure", "hint_for", "loss", "lost_error", "server_error"]
 
 
 class Failure(Protocol):
@@ -28,14 +28,26 @@ HINTS = {
     "uses the database's lines)",
     sqlstate.INVALID_CATALOG_NAME: "check the database's name (-d, PGDATABASE)",
     sqlstate.UNDEFINED_FUNCTION: "where a type has no binary form, its values come only as text: leave the option 'binary' out",
-    sqlstate.INSUFFICIENT_PRIVILEGE: "see the server's message; streaming needs a role with the REPLICATION attribute: "
-    "ALTER ROLE name REPLICATION",
+    sqlstate.INSUFFICIENT_PRIVILEGE: "grant this user the privilege that the message names (for a table: SELECT), or connect"
+    " as a user that has it",
     sqlstate.TOO_MANY_CONNECTIONS: "raise max_wal_senders or max_connections on the server",
     sqlstate.CONFIGURATION_LIMIT_EXCEEDED: "raise max_replication_slots or max_wal_senders on the server",
     sqlstate.TERMINATED_BY_ADMINISTRATOR: "an administrator ended it, or the server is shutting down: connect again later",
     sqlstate.CANNOT_CONNECT_NOW: "the server is starting up or shutting down; try again",
 }
 """SQLSTATE → what the user can do."""
+
+NO_REPLICATION: Final = "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION"
+
+
+def hint_for(state: str | None, message: str) -> str | None:
+    """Return what the user can do about an error of the server, for which it gives no hint itself.
+
+    ``state`` is its SQLSTATE. Who lacks a privilege on a table does not need REPLICATION, with which a role can read everything.
+    """
+    if state == sqlstate.INSUFFICIENT_PRIVILEGE and ("replication" in message or "WAL sender" in message):
+        return NO_REPLICATION
+    return HINTS.get(state or "")
 
 
 def server_error(result: Failure) -> ServerError | ConnectionClosedError:
@@ -48,7 +60,7 @@ def server_error(result: Failure) -> ServerError | ConnectionClosedError:
     # For an error in decoding, the context names the slot, the plugin's callback and the LSN. The detail may have values of rows.
     context = _field(result, pq.DiagnosticField.CONTEXT)
     parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
-    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or HINTS.get(state or "")
+    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or hint_for(state, primary)
     message = " ".join(part for part in parts if part)
     if state and state.startswith(sqlstate.SESSION_ENDED):
         return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)

@@ -17,6 +17,7 @@ from cdcpipe.catalog_sql import published
 from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Finding, Level
 from cdcpipe.errors import InitError, ServerError
+from cdcpipe.libpq.server_errors import hint_for
 from cdcpipe.replication.publications import check_publications, missing_publications
 from cdcpipe.replication.server import is_standby
 from cdcpipe.sql import quote_literal
@@ -146,7 +147,8 @@ def _naming_privileges(connection: Connection) -> Iterator[None]:
         rows = connection.execute(f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({names}) ORDER BY 1")
         managed = [name or "" for (name,) in rows]
         who = f"as a member of {', '.join(managed)}" if managed else "as a superuser"
-        hint = ex.hint or f"event triggers take more privileges than a table's owner has: connect {who}"
+        own_hint = f"event triggers take more privileges than a table's owner has: connect {who}"
+        hint = own_hint if ex.hint == hint_for(ex.sqlstate, ex.message) else ex.hint  # the server may have given a hint
         raise InitError(f"DDL capture can't be changed: {ex.message}", hint=hint) from ex
 
 

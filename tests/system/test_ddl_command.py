@@ -142,8 +142,8 @@ def test_status_names_what_is_not_captured(capture: Capture) -> None:
 
 
 def test_a_user_without_the_privilege_is_told_which_one(capture: Capture) -> None:
-    role = f"owner_{capture.database.name}"
-    capture.connection.execute(f"create role {role} login")
+    role, stranger = f"owner_{capture.database.name}", f"stranger_{capture.database.name}"
+    capture.connection.execute(f"create role {role} login; create role {stranger} login")
     try:
         capture.connection.execute(f'alter database "{capture.database.name}" owner to {role}')
         run_cli("ddl", "remove", "-d", capture.database.dsn)
@@ -151,15 +151,17 @@ def test_a_user_without_the_privilege_is_told_which_one(capture: Capture) -> Non
         assert code == 2
         assert "permission denied to create event trigger" in err
         assert "superuser" in err
+        code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn, "-U", stranger)
+        assert (code, "permission denied for database" in err, "connect as a superuser" in err) == (2, True, True)
         assert capture.connection.execute("select count(*) from pg_namespace where nspname = 'cdcpipe'").fetchone() == (0,)
         capture.connection.execute(f"create schema cdcpipe authorization {role}")
         code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn)
-        assert (code, "belongs to another user" in err) == (2, True)
+        assert (code, "belongs to another user" in err, "name another schema, or drop this one" in err) == (2, True, True)
         capture.connection.execute(f"reassign owned by {role} to postgres; drop owned by {role}")
         assert run_cli("ddl", "install", "-d", capture.database.dsn)[0] == 0
         assert status(capture.database, "-U", role)[0] == 0  # everybody may ask
     finally:
-        capture.connection.execute(f'alter database "{capture.database.name}" owner to postgres; drop role {role}')
+        capture.connection.execute(f'alter database "{capture.database.name}" owner to postgres; drop role {role}, {stranger}')
 
 
 def test_the_printed_sql_is_what_is_installed(capture: Capture) -> None:

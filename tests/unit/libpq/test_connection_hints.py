@@ -2,8 +2,10 @@
 
 import pytest
 
+from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionParameterError, UnreachableError
 from cdcpipe.libpq.connection_hints import connection_hint
+from cdcpipe.libpq.server_errors import hint_for
 from cdcpipe.replication.session import connect, initialising
 
 NOBODY = {"host": "127.0.0.1", "port": "1", "dbname": "d", "user": "u"}
@@ -34,6 +36,21 @@ def test_a_value_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConnectionParameterError, match="invalid sslmode value") as caught:
         connect(NOBODY)
     assert caught.value.hint == "correct the environment variable PGSSLMODE"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_about_replication"),
+    [
+        ("permission denied for table fruit", False),
+        ("permission denied for database shop", False),
+        ("permission denied to use replication slots", True),
+        ("must be superuser or replication role to use replication slots", True),
+        ("permission denied to start WAL sender", True),
+    ],
+)
+def test_replication_is_advised_only_where_it_is_what_lacks(message: str, is_about_replication: bool) -> None:
+    """A role that has it can read every table."""
+    assert ("REPLICATION" in (hint_for(sqlstate.INSUFFICIENT_PRIVILEGE, message) or "")) == is_about_replication
 
 
 def test_a_server_that_does_not_listen_is_no_wrong_argument() -> None:
