@@ -21,9 +21,11 @@ __all__ = ["staging_directory"]
 def staging_directory(named: Path | None, house: Warehouse | None) -> Path:
     """Return the staging directory ``named``, or by default the one that the warehouse records.
 
-    Raises InvalidArgumentsError if neither says a path, or if there is no such directory.
+    Raises InvalidArgumentsError if neither says a path, if there is no such directory, or if it is a warehouse.
     """
     if named is not None:
+        if (named / "_cdcpipe").is_dir():
+            raise InvalidArgumentsError(f"--staging {named} is a warehouse", hint="give the warehouse as --warehouse")
         if not named.is_dir():
             raise InvalidArgumentsError(
                 f"--staging {named}: there is no such directory",

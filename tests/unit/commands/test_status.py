@@ -179,6 +179,8 @@ def test_a_place_that_is_not_there_is_a_mistake(pipeline: Path, commands: Forked
     said = commands.spark_cli(*warehouse, "--html", str(pipeline / "no/shop.html"), code=1).stderr
     assert f"--html {pipeline}/no/shop.html: there is no directory {pipeline}/no\n" in said
     assert "there is no such directory" in commands.spark_cli(*warehouse, "--staging", str(pipeline / "no"), code=1).stderr
+    said = commands.spark_cli("status", "--staging", str(pipeline / "warehouse"), code=1).stderr
+    assert f"--staging {pipeline}/warehouse is a warehouse\n" in said
     (pipeline / "staging").rename(pipeline / "moved")
     said = commands.spark_cli(*warehouse, code=1).stderr
     assert f"records the staging directory {pipeline}/staging, which is not here\n" in said
