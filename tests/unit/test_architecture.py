@@ -17,6 +17,15 @@ def test_a_file_is_there(name: str) -> None:
     assert any((ROOT / package / name).exists() for package in (".", "cdcpipe", "spark_sink")), name
 
 
+def test_the_map_has_every_part() -> None:
+    """Every module at the top of the core, and every folder."""
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", PAGE.partition("## The map")[2]))
+    modules = {path.name for path in (ROOT / "cdcpipe").glob("[!_]*.py")}
+    folders = {f"{path.parent.name}/" for package in ("cdcpipe", "spark_sink") for path in (ROOT / package).glob("*/__init__.py")}
+    assert min(len(modules), len(folders)) > 10
+    assert (modules | folders) - named == set()
+
+
 @pytest.mark.parametrize(("name", "file"), PLACES)
 def test_a_name_is_in_the_file(name: str, file: str) -> None:
     source = next(
