@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from model import Relation, quote
 from model_ledger import Change, Ledger
 
-from cdcpipe.lsn import format_lsn
+from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.replay import replay
@@ -90,15 +90,10 @@ def _compare_messages(spark: SparkSession, house: Warehouse, ledger: Ledger) -> 
         rows = changelogs_of(spark, house).read(MESSAGES).where("transactional").select("_cdc_lsn").collect()
         found = [format_lsn(row[0]) for row in rows]
     # Messages that are older than the slot are rightly missing, because a snapshot has no messages.
-    first = min(found, key=_lsn_key, default=None)
-    wanted = [lsn for lsn in ledger.messages if first is not None and _lsn_key(lsn) >= _lsn_key(first)]
+    first = min(found, key=LSN.parse, default=None)
+    wanted = [lsn for lsn in ledger.messages if first is not None and LSN.parse(lsn) >= LSN.parse(first)]
     if sorted(found) != sorted(wanted):
         yield f"messages: {len(found)} where {len(wanted)} were committed"
-
-
-def _lsn_key(lsn: str) -> int:
-    high, low = lsn.split("/")
-    return int(high, 16) << 32 | int(low, 16)
 
 
 def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tuple[int, int]]) -> Iterator[str]:
