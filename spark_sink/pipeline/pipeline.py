@@ -36,6 +36,7 @@ from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.pace import Pace
 from spark_sink.pipeline.source_ends import ENDED, SourceEnds, has_ended
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
@@ -152,7 +153,7 @@ class Pipeline:
         choices = {"drops_columns": drops_columns, "is_following": follows_renames}
         self._tables = KnownTables(spark, self.warehouse, schemas, published, keys, keyless_named, **choices)
         self._max_bytes_per_trigger = max_bytes_per_trigger
-        self._trigger_interval_s = trigger_interval_s
+        self._pace = Pace(trigger_interval_s)
         self._staging_shared = staging_shared
         if json_variants and catalog_database is None:
             raise InvalidArgumentsError(
@@ -184,7 +185,7 @@ class Pipeline:
         self._seen: set[Table] = set()
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
-        self._stopping = False
+        self._stopping = threading.Event()
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
@@ -198,11 +199,7 @@ class Pipeline:
         """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once."""
         self._available_now = available_now
         stream = self._stream()
-        if available_now:
-            stream = stream.trigger(availableNow=True)
-        else:
-            stream = stream.trigger(processingTime=f"{self._trigger_interval_s} seconds")
-        self._query = stream.start()
+        self._query = stream.trigger(availableNow=True).start() if available_now else self._pace.start(self.spark, stream)
         for rounds in self._rounds:
             rounds.start()
         return self
@@ -267,7 +264,7 @@ class Pipeline:
                 if warning is None:
                     self._error = self._error or own_error(ex)  # the first error is kept
                     raise self._error from ex
-            if self._stopping:  # a start after `stop` would never end
+            if self._stopping.is_set():  # a start after `stop` would never end
                 return True
             _logger.warning(warning)
             self._stop_following(is_last_round_wanted=False)
@@ -293,7 +290,7 @@ class Pipeline:
             rounds.wait()
 
     def _stop_query(self) -> None:
-        self._stopping = True
+        self._stopping.set()
         query = self._query
         if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
             with self._batch_running:
@@ -346,7 +343,8 @@ class Pipeline:
     # --- the stream ---
 
     def _stream(self) -> DataStreamWriter:
-        self._error, self._stopping, self._batch_id = None, False, None
+        self._error, self._batch_id = None, None
+        self._stopping.clear()
         start = self._open()
         if not self._staging_shared:
             self._server = serve_segments(self.spark, self.staging)
@@ -403,8 +401,9 @@ class Pipeline:
 
     def _batch(self, _rows: DataFrame, batch_id: int) -> None:
         """Write a micro-batch of segments to the tables. Spark calls this in a thread of this process."""
+        began_at = time.monotonic()
         with self._batch_running:
-            if self._stopping:  # it begins after `stop`: end it as soon as the query is stopping
+            if self._stopping.is_set():  # it begins after `stop`: end it as soon as the query is stopping
                 _wait_until(self._query, lambda: False)
                 raise _StoppedError(_INTERRUPTION)
             try:
@@ -425,6 +424,8 @@ class Pipeline:
             except BaseException as ex:
                 self._error = self._error or own_error(ex)  # the first error is kept
                 raise
+        if not self._available_now:
+            self._pace.rest(began_at, self._stopping.wait)
 
     def _process(self, start: Position | None, end: Position) -> None:
         """Write the changes of the log in (start, end] to the tables, except those that the tables already have."""

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     for module, name in ((session, "check"), (session, "check_reach"), (session, "has_ended"), (datasource, "register")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
-    spark: Any = None
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
 
 
