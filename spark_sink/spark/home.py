@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["user_home", "without_zip"]
+__all__ = ["is_local_master", "user_home", "without_zip"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ def user_home() -> Path:
         return Path("/")  # a container's user without an entry in the system
 
 
+def is_local_master(master: str) -> bool:
+    """Tell whether Spark's tasks run in the driver's JVM."""
+    return master == "local" or master.startswith("local[")
+
+
 @contextmanager
 def without_zip(master: str) -> Iterator[None]:
     """Set SPARK_HOME for a JVM that starts inside: a directory of links to everything in the installed pyspark but the zip.
@@ -50,8 +55,12 @@ def without_zip(master: str) -> Iterator[None]:
     user has set SPARK_HOME; nor if the cache cannot be written.
     """
     installed = _installed()
-    is_local = master == "local" or master.startswith("local[")
-    if not is_local or _HOME in os.environ or os.environ.get("PYSPARK_PYTHON") != sys.executable or not _is_found(installed):
+    if (
+        not is_local_master(master)
+        or _HOME in os.environ
+        or os.environ.get("PYSPARK_PYTHON") != sys.executable
+        or not _is_found(installed)
+    ):
         yield
         return
     try:

@@ -28,7 +28,7 @@ from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.spark import jvm, without_pandas
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
-from spark_sink.spark.home import user_home
+from spark_sink.spark.home import is_local_master, user_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +80,12 @@ _DELTA_SETTINGS = {
     # By default 50 tasks read a table's log, which is far too many for a small log.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
+_LOCAL_SETTINGS = {
+    # With a local master the executor is in the driver's JVM, and can't be lost. But Spark counts it as lost if no heartbeat came
+    # for two minutes by the system's clock: after a laptop's sleep, a paused container, a clock that was set. Then it logs errors,
+    # and ends the JVM ten minutes later.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "36500d",
+}
 
 
 def build(
@@ -123,6 +129,8 @@ def build(
     settings |= conf
     _prepare_workers(settings)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
+    if is_local_master(settings["spark.master"]):
+        settings = _LOCAL_SETTINGS | settings
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)

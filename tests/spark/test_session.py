@@ -52,6 +52,12 @@ def test_the_verbose_log_has_the_stacks(spark: Any) -> None:
     assert "java.io.IOException: No space left on device\n\tat " in text
 
 
+def test_a_local_executor_is_not_lost_for_want_of_heartbeats(spark: Any) -> None:
+    """After a laptop's sleep Spark would count the executor as lost, and end the JVM ten minutes later."""
+    limit_ms = spark._jvm.org.apache.spark.util.Utils.executorTimeoutMs(spark.sparkContext._jsc.sc().conf())
+    assert limit_ms > 365 * 86_400_000
+
+
 def test_python_workers_are_shared_and_import_the_installed_pyspark(spark: Any) -> None:
     """Each process that imports pyspark from its zip file compiles it anew; so does each daemon that a session has for itself."""
 
