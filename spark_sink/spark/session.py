@@ -79,6 +79,9 @@ _DELTA_SETTINGS = {
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
     # By default 50 tasks read a table's log, which is far too many for a small log.
     "spark.databricks.delta.snapshotPartitions": "1",
+    # Otherwise Delta refuses to read a version that is not the newest if its commit is older than VACUUM's retention. A table that
+    # rested for so long could not be read as it was before its next commit. VACUUM itself goes by when a file has left the table.
+    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
 }
 _LOCAL_SETTINGS = {
     # With a local master the executor is in the driver's JVM, and can't be lost. But Spark counts it as lost if no heartbeat came

@@ -1,5 +1,7 @@
 """Our reader of the log of a Delta table that Spark writes, and reading by the names of files that the log has."""
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,3 +75,20 @@ def test_small_tables_are_read_by_their_files(spark: "SparkSession", tmp_path: P
     # A later commit does not change what was read.
     spark.sql(f"INSERT INTO {name} SELECT * FROM {name} LIMIT 1" if rows else f"INSERT INTO {name} VALUES (1, 'z')")
     assert sorted(found.collect(), key=repr) == rows
+
+
+@pytest.mark.spark
+def test_a_version_is_read_however_long_the_table_rested_after_it(spark: "SparkSession", tmp_path: Path) -> None:
+    """Delta would refuse it by the age of its commit, although VACUUM keeps files that have left the table since."""
+    name = f"delta.`{tmp_path}`"
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.deletedFileRetentionDuration' = 'interval 1 hours'"
+    spark.sql(f"CREATE TABLE {name} (id int) USING delta TBLPROPERTIES ({properties})")
+    spark.sql(f"INSERT INTO {name} SELECT /*+ COALESCE(1) */ id FROM range(5)")
+    spark.sql(f"DELETE FROM {name} WHERE id = 2")
+    log = TableLog(tmp_path).refresh()
+    assert not plain_files(log)
+    hours_ago = time.time() - 7200
+    for path in (tmp_path / "_delta_log").glob("*.json"):
+        os.utime(path, (hours_ago, hours_ago))
+    spark.sql(f"INSERT INTO {name} VALUES (7)")
+    assert sorted(row.id for row in delta.read_at(spark, log).collect()) == [0, 1, 3, 4]
