@@ -18,8 +18,10 @@ The warehouse records when the last two were done (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a merge or a
 micro-batch (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact.
-VACUUM is set to write no commits. So it needs no right for a changelog, however long it searches. A merge may replace the whole
-directory of a replica, so for a replica VACUUM holds the right to merge; for a history likewise.
+VACUUM is set to write no commits. So it needs no right for a changelog, however long it searches. But it begins between two
+micro-batches. For it deletes old files that are in no commit, and after a long pause of the machine these may be the files of the
+running micro-batch. A merge may replace the whole directory of a replica, so for a replica VACUUM holds the right to merge; for a
+history likewise.
 
 An error here does no harm, and upkeep tries again later. So it is only a warning.
 """
@@ -218,7 +220,11 @@ class Upkeep:
             return
         if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
             self._forget_removed(path, right, retention_s)
-            with nullcontext() if path == self._warehouse.changelog(table) else right():
+            is_changelog = path == self._warehouse.changelog(table)
+            if is_changelog:
+                with right():  # wait for the end of a micro-batch that runs
+                    pass
+            with nullcontext() if is_changelog else right():
                 self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
         self._times.record(name)
 

@@ -1,0 +1,72 @@
+"""Which right VACUUM holds, and what it waits for. Without Spark."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_sink.delta import file_table
+from spark_sink.delta.removed_files import keep_names
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Position
+from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pytest
+
+FRUIT = Table("public", "fruit")
+SCHEMA = StructType([StructField("id", LongType())])
+
+
+class Session:
+    """In Spark's place: adds each statement to ``events``."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+        self.conf = type("Conf", (), {"set": lambda *_: None})()
+
+    def newSession(self) -> Session:  # noqa: N802 - Spark's name
+        return self
+
+    def sql(self, statement: str) -> None:
+        self._events.append(statement.partition(" ")[0])
+
+
+def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events: list[str]) -> None:
+    """Add to ``events`` when a right is taken and given back."""
+    right = getattr(lock, name)
+
+    @contextmanager
+    def taken() -> Iterator[None]:
+        with right():
+            events.append(f"{name} taken")
+            yield
+        events.append(f"{name} free")
+
+    monkeypatch.setattr(lock, name, taken)
+
+
+def test_vacuum_of_a_changelog_begins_between_two_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause of the machine, the files of a micro-batch that has not committed them look like old leftovers."""
+    house, lock, events = Warehouse(tmp_path, "delta"), TableLock(tmp_path), list[str]()
+    (tmp_path / "_cdcpipe").mkdir()
+    house.write_versions(FRUIT, [version(0, 0, ID)])
+    for path in (house.changelog(FRUIT), house.replica(FRUIT)):
+        file_table.commit(file_table.define(path, SCHEMA, {}), [], Position(1, 10))
+        keep_names(path, 3600.0)
+    times = {"changelog/public.fruit": 0, "replica/public.fruit": 0}
+    (tmp_path / "_cdcpipe/vacuumed.json").write_text(json.dumps(times))
+    observed(monkeypatch, lock, "append", events)
+    observed(monkeypatch, lock, "merge", events)
+    spark: Any = Session(events)
+    Upkeep(spark, house, lock, optimize_interval_s=None, vacuum_retention_s=3600.0).run()
+    assert events == ["append taken", "append free", "VACUUM", "merge taken", "VACUUM", "merge free"]
