@@ -10,6 +10,7 @@ The reason is in the exception, or in the lines of the JVM's stderr if the JVM e
 from __future__ import annotations
 
 import errno
+import os
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,8 @@ _NOISE: Final = re.compile(
 _HEAP: Final = re.compile(r"-Xm[xs]|heap size|heap space|reserve enough space|allocate memory", re.IGNORECASE)
 _OPEN_FILES: Final = re.compile(r"Too many open files|Error loading java\.security file")
 """With too few open files, the JVM opens Spark's some 300 jars, and then cannot open a file of its own."""
+_NO_USER: Final = re.compile(r"could not determine effective user|invalid null input: name")
+"""Hadoop finds no name for the user id of the process."""
 _MASTERS: Final = "it takes local[N], yarn, spark://HOST:PORT or k8s://HOST:PORT"
 
 
@@ -81,6 +84,11 @@ def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
     if _OPEN_FILES.search(reason):
         limit = limit_hint(OSError(errno.EMFILE, reason))
         return f"{limit}, 1024 are enough; if that is not it, can this user read the files of Java?"
+    if _NO_USER.search(reason):
+        return (
+            f"user id {os.geteuid()} has no name on this machine, and Hadoop needs one: add the user (in a container: to /etc/passwd of "
+            "its image), or start this as a user who has a name"
+        )
     if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:
         return f"correct --master, which is {master}: {_MASTERS}"
     named = [key for key in given if key in reason]

@@ -1,5 +1,7 @@
 """The reason why Spark did not start, and the option that is to be corrected."""
 
+import os
+
 import pytest
 
 from spark_sink.spark.failed_start import failed_start
@@ -45,3 +47,9 @@ def test_the_hint_names_the_option(raised: str, said: str, settings: dict[str, s
 def test_too_few_open_files_are_named(reason: str) -> None:
     error, _ = failed_start(RuntimeError("JAVA_GATEWAY_EXITED"), {"spark.master": "local[2]"}, {}, [f"Error: {reason}"])
     assert "ulimit -n (now " in (error.hint or "")
+
+
+def test_a_user_id_without_a_name_is_named() -> None:
+    said = ['Exception in thread "main" java.io.IOException: Invalid UID, could not determine effective user']
+    error, _ = failed_start(RuntimeError("JAVA_GATEWAY_EXITED"), {"spark.master": "local[2]"}, {"spark.jars.ivy": "x"}, said)
+    assert str(error.hint).startswith(f"user id {os.geteuid()} has no name on this machine")
