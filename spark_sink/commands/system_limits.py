@@ -8,6 +8,8 @@ A limit of the machine (open files, memory, threads) is no defect of cdcpipe, so
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
 from typing import Final
 
 from cdcpipe.limits import limit_hint
@@ -21,6 +23,8 @@ _OTHERS: Final = f"-v shows where this happened; {THEN}"
 def described(error: Exception) -> tuple[str, str] | None:
     """Return the message and the hint for an error of the system or a limit of the machine; None for any other error."""
     if isinstance(error, OSError):
+        if error.errno == errno.ENOENT and error.filename is None and not _has_directory():
+            return "the current directory does not exist any more", f"change to one that exists; {THEN}"
         return of_system(error), hint_of(error) or _OTHERS
     hint = limit_hint(error)
     if hint is None:
@@ -32,3 +36,12 @@ def of_system(error: OSError) -> str:
     """Return the message for an error of the operating system: the file, if there is one, and the reason."""
     reason = error.strerror or str(error)
     return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+def _has_directory() -> bool:
+    """Tell whether the current directory exists: a relative path in it has no absolute one otherwise."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True

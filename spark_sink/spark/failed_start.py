@@ -86,8 +86,8 @@ def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
         return f"{limit}, 1024 are enough; if that is not it, can this user read the files of Java?"
     if _NO_USER.search(reason):
         return (
-            f"user id {os.geteuid()} has no name on this machine, and Hadoop needs one: add the user (in a container: to /etc/passwd of "
-            "its image), or start this as a user who has a name"
+            f"user id {os.geteuid()} has no name on this machine, and Hadoop needs one: add the user (in a container: to the"
+            " /etc/passwd of its image), or start this as a user who has a name"
         )
     if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:
         return f"correct --master, which is {master}: {_MASTERS}"

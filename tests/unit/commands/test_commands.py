@@ -160,5 +160,18 @@ def test_each_error_of_the_system_has_its_hint(error: Exception, hint: str) -> N
     assert "make room" not in found[1] or "quota" in found[1]
 
 
+def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError) as raised:
+        Path("staging").absolute()
+    assert system_limits.described(raised.value) == (
+        "the current directory does not exist any more",
+        "change to one that exists; then start again",
+    )
+
+
 def test_other_errors_are_no_errors_of_the_system() -> None:
     assert system_limits.described(RuntimeError("deque mutated during iteration")) is None
