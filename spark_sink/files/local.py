@@ -10,10 +10,14 @@ import os
 import re
 import secrets
 import stat
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "RESTORE",
@@ -22,6 +26,7 @@ __all__ = [
     "check_usable",
     "fsync_directory",
     "local_directory",
+    "named",
     "open_file",
     "parse_json",
     "read_json",
@@ -67,6 +72,17 @@ def check_usable(path: Path, what: str) -> None:
         )
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Give ``path`` to an error of the system that names no file. The system names the file only where it is opened."""
+    try:
+        yield
+    except OSError as ex:
+        if ex.filename is None:
+            ex.filename = str(path)
+        raise
+
+
 def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a file, never anything else: to open a named pipe would wait, for ever and deaf to signals. Returns the descriptor.
 
@@ -91,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         fd = open_file(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with open(fd, "rb") as stream:
+    with open(fd, "rb") as stream, named(path):
         return parse_json(path, stream.read())
 
 
@@ -110,7 +126,8 @@ def fsync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with named(directory):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -124,7 +141,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with open(fd, "wb") as stream:
+        with named(path), open(fd, "wb") as stream:
             stream.write(json.dumps(value, indent=1).encode() + b"\n")
             stream.flush()
             os.fsync(fd)

@@ -213,7 +213,7 @@ def sync_directory(path: Path) -> None:
 def sync_file(path: Path) -> None:
     """Make the contents of a file durable."""
     if is_local(path):
-        with path.open("rb") as written:
+        with local.named(path), path.open("rb") as written:
             os.fsync(written.fileno())
 
 
@@ -222,7 +222,7 @@ def write_file(path: Path, data: bytes) -> None:
     if not is_local(path):
         path.write_bytes(data)
         return
-    with path.open("xb") as stream:
+    with local.named(path), path.open("xb") as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -256,7 +256,8 @@ def put_if_absent(path: Path, data: bytes) -> None:
 def read_bytes(path: Path) -> bytes:
     """Return the contents of a small file."""
     if is_local(path):
-        return path.read_bytes()
+        with local.named(path):
+            return path.read_bytes()
     # One request. For several at a time, s3fs (since 2026.3) would first ask for the size.
     contents: bytes = _store(path).fs.cat_file(_store(path).path, max_concurrency=1)
     return contents

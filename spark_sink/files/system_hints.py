@@ -14,7 +14,7 @@ from typing import Final
 
 from cdcpipe.limits import limit_hint
 
-__all__ = ["THEN", "hint_in", "hint_of"]
+__all__ = ["THEN", "disk_hint_of", "hint_in", "hint_of"]
 
 THEN: Final = "then start again"
 
@@ -34,13 +34,19 @@ _HINTS: Final = {
     errno.EAGAIN: f"this user or this container may have too few processes: raise ulimit -u, TasksMax or pids.max; {THEN}",
 }
 
-_SAID: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EIO, errno.ESTALE)
+_DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+_SAID: Final = (*_DISKS, errno.EACCES)
 """Errors of disks and mounts. Their words mean nothing else, also in a message of Java or of a Python worker."""
 
 
 def hint_of(error: OSError) -> str | None:
     """Return the hint for an error of the system, or for the limit of the machine that it names; None if none fits."""
     return limit_hint(error) or _HINTS.get(error.errno or 0)
+
+
+def disk_hint_of(error: OSError) -> str | None:
+    """Return the hint for an error of a disk or a mount; None for any other one, such as a missing right."""
+    return _HINTS[error.errno] if error.errno in _DISKS else None
 
 
 def hint_in(text: str) -> str | None:

@@ -14,7 +14,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, open_file, read_json, write_json
 from spark_sink.files.lock import try_lock
-from spark_sink.files.system_hints import hint_of
+from spark_sink.files.system_hints import disk_hint_of, hint_of
 from spark_sink.staging.log import StagingError
 
 __all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
@@ -38,7 +38,9 @@ def make_root(root: Path) -> None:
         owner = root.stat().st_uid
     except OSError as ex:
         msg = f"cannot create the staging directory {root}: {ex.strerror or ex}"
-        raise StagingError(msg, hint="give a directory that this user may write to, or may create: --staging") from ex
+        raise StagingError(
+            msg, hint=disk_hint_of(ex) or "give a directory that this user may write to, or may create: --staging"
+        ) from ex
     if (root / "_cdcpipe").is_dir():
         raise InvalidArgumentsError(f"{root} is a warehouse, and no place for a log", hint="is --staging the right directory?")
     if owner != os.geteuid():
@@ -53,7 +55,8 @@ def lock(root: Path) -> int:
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as ex:
         msg = f"cannot open {path}: {ex.strerror or ex}"
-        raise StagingError(msg, hint=f"this user must be able to write to {root}, and `lock` there must be a file") from ex
+        hint = disk_hint_of(ex) or f"this user must be able to write to {root}, and `lock` there must be a file"
+        raise StagingError(msg, hint=hint) from ex
     try:
         _LOCKING.call(lambda: _take(fd), _HeldError)
         owner = {
@@ -70,7 +73,7 @@ def lock(root: Path) -> int:
     except OSError as ex:
         os.close(fd)
         msg = f"cannot lock {path}: {ex.strerror or ex}"
-        raise StagingError(msg, hint=_POSIX_HINT) from ex
+        raise StagingError(msg, hint=disk_hint_of(ex) or _POSIX_HINT) from ex
     return fd
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
-from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, write_json
+from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, named, write_json
 from spark_sink.files.system_hints import THEN, hint_of
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
@@ -440,7 +440,7 @@ def _check_end(segment: Segment) -> None:
 
     One read at the end of the file is enough to find a file that was cut.
     """
-    with open(segment.path, "rb", buffering=0) as stream:
+    with open(segment.path, "rb", buffering=0) as stream, named(segment.path):
         size = os.fstat(stream.fileno()).st_size
         tail = os.pread(stream.fileno(), COMMIT.size, max(0, size - COMMIT.size))
         if len(tail) == COMMIT.size:

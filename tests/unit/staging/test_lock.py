@@ -171,3 +171,19 @@ def test_the_hint_of_the_trial_fits_the_error(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StagingError, match="can't hold a staging log") as caught:
         staging_lock.try_file_system(tmp_path)
     assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.EDQUOT, "quota"), (errno.EIO, "dmesg"), (errno.EROFS, "read-only"), (errno.ENOLCK, "a mounted object store cannot")],
+)
+def test_the_hint_fits_what_keeps_the_lock_from_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "ftruncate", fail)
+    with pytest.raises(StagingError) as raised:
+        staging_lock.lock(tmp_path)
+    assert hint in str(raised.value.hint)

@@ -1,0 +1,39 @@
+"""Errors of the system about files that are open: they name the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_sink.files.local import fsync_directory, read_json, write_json
+from spark_sink.files.places import put_if_absent, sync_file
+
+
+def fail(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    unreadable = Path("/proc/self/mem")  # it can be opened, and its first byte can't be read
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        read_json(unreadable)
+    assert raised.value.filename == str(unreadable)
+
+
+def test_a_file_that_cannot_be_made_durable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.touch()
+    monkeypatch.setattr(os, "fsync", fail)
+    for write, named in (
+        (lambda: write_json(path, {}), path),
+        (lambda: put_if_absent(path, b""), tmp_path),
+        (lambda: sync_file(path), path),
+        (lambda: fsync_directory(tmp_path), tmp_path),
+    ):
+        with pytest.raises(OSError, match="Input/output error") as raised:
+            write()
+        assert str(raised.value.filename).startswith(str(named))
+    assert os.listdir(tmp_path) == ["a.json"]
