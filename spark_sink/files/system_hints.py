@@ -14,9 +14,11 @@ from typing import Final
 
 from cdcpipe.limits import limit_hint
 
-__all__ = ["THEN", "disk_hint_of", "hint_in", "hint_of"]
+__all__ = ["THEN", "WORKER_ENDED", "disk_hint_of", "hint_in", "hint_of"]
 
 THEN: Final = "then start again"
+WORKER_ENDED: Final = "Python worker exited unexpectedly"
+"""Spark's words if a Python worker of an executor has ended without an error of its own: it was killed, or it crashed."""
 
 _HINTS: Final = {
     errno.ENOSPC: f"the file system is full, of bytes (df) or of files (df -i): make room; {THEN}",
@@ -50,5 +52,7 @@ def disk_hint_of(error: OSError) -> str | None:
 
 
 def hint_in(text: str) -> str | None:
-    """Return the hint for an error of a disk or a mount whose words ``text`` repeats; None if it repeats none."""
+    """Return the hint for an error whose words ``text`` repeats: of a disk, a mount or a Python worker; None if it repeats none."""
+    if WORKER_ENDED in text:
+        return f"its machine's log tells whether the system killed it for lack of memory (dmesg): if so, give it more; {THEN}"
     return next((_HINTS[number] for number in _SAID if os.strerror(number) in text), None)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import InitError
 from cdcpipe.limits import limit_hint
+from spark_sink.files.system_hints import WORKER_ENDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,6 +53,8 @@ def reason_of(ex: BaseException) -> str:
     if raised := raised_of(ex):
         return raised[1]
     text = str(ex).strip()
+    if WORKER_ENDED in text:  # after it, Spark gives advice for those who look for a defect in the worker
+        return WORKER_ENDED
     # The first line names the call from Python. The lines of Java's exceptions follow, with their causes.
     causes = [message or kind for kind, message in _CAUSE.findall(text)]
     if not causes:

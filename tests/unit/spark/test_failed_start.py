@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from spark_sink.spark.failed_start import failed_start
+from spark_sink.files.system_hints import hint_in
+from spark_sink.spark.failed_start import failed_start, reason_of
 
 ENDED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
 MASTER = """WARNING: Using incubator modules: jdk.incubator.vector
@@ -53,3 +54,17 @@ def test_a_user_id_without_a_name_is_named() -> None:
     said = ['Exception in thread "main" java.io.IOException: Invalid UID, could not determine effective user']
     error, _ = failed_start(RuntimeError("JAVA_GATEWAY_EXITED"), {"spark.master": "local[2]"}, {"spark.jars.ivy": "x"}, said)
     assert str(error.hint).startswith(f"user id {os.geteuid()} has no name on this machine")
+
+
+def test_a_python_worker_that_was_killed_is_one_line_with_a_hint() -> None:
+    said = (
+        "An error occurred while calling o1.awaitTermination.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure: "
+        "Task 1 in stage 4.0 failed 1 times, most recent failure: Lost task 1.0 in stage 4.0 (TID 4) (192.0.2.2 executor driver): "
+        "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Consider setting "
+        "'spark.python.worker.faulthandler.enabled' configuration to 'true' for the better Python traceback.\n\tat X.y(X.scala:1)\n"
+        "Caused by: java.net.SocketException: Connection reset\n"
+    )
+    reason = reason_of(RuntimeError(said))
+    assert reason == "Python worker exited unexpectedly"
+    assert "dmesg" in str(hint_in(reason))
