@@ -54,7 +54,7 @@ def test_the_verbose_log_has_the_stacks(spark: Any) -> None:
 
 def test_a_local_executor_is_not_lost_for_want_of_heartbeats(spark: Any) -> None:
     """After a laptop's sleep Spark would count the executor as lost, and end the JVM ten minutes later."""
-    limit_ms = spark._jvm.org.apache.spark.util.Utils.executorTimeoutMs(spark.sparkContext._jsc.sc().conf())
+    limit_ms = spark.sparkContext._jsc.sc().conf().getTimeAsMs("spark.storage.blockManagerHeartbeatTimeoutMs")
     assert limit_ms > 365 * 86_400_000
 
 
