@@ -189,11 +189,11 @@ class Rewrite:
         written += writer.close()
         file_table.commit(self._table, written, mark, replaced=replaced)
 
-    def fill(self, values: Mapping[str, pa.Scalar], mark: Mark) -> None:
-        """Give all rows these values in these columns, in one commit, which does not record the mark. Each file is written anew.
+    def fill(self, constants: Mapping[str, pa.Scalar], copies: Mapping[str, str], mark: Mark) -> None:
+        """Give all rows values in some columns, in one commit, which does not record the mark. Each file is written anew.
 
-        Raises UnsupportedError if the table is large; ChangedError if another program has committed since the log was read. Then
-        nothing changes.
+        ``constants`` are the values of columns, ``copies`` the names of the columns that have them already. Raises UnsupportedError
+        if the table is large; ChangedError if another program has committed since the log was read. Then nothing changes.
         """
         if sum(uncompressed_bytes(self._table.path, file) for file in self._files) > _MOST_FILLED_BYTES:
             raise UnsupportedError("many bytes to write anew")
@@ -201,7 +201,8 @@ class Rewrite:
         for file in self._files:
             rows = read_columns(self._table.path, file, self._fields)
             present = present_rows(self._table.path, file, len(next(iter(rows.values()))))
-            filled = {name: pa.repeat(value, len(present)).cast(self._fields[name].type) for name, value in values.items()}
+            filled = {name: pa.repeat(value, len(present)).cast(self._fields[name].type) for name, value in constants.items()}
+            filled |= {name: rows[source] for name, source in copies.items()}
             writer = _Writer(self._table)
             writer.add({name: each.filter(pa.array(present)) for name, each in (rows | filled).items()})
             written += writer.close()

@@ -3,7 +3,7 @@
 With Delta Lake, the new changes are reduced to one row per key and merged in one commit, which also records the position. So a
 commit that is made twice is skipped, and a deleted replica can be made again. There are three ways:
 
-- small_merge.py merges ordinary changes without Spark, and small_fill.py fills new columns of small replicas with constants.
+- small_merge.py merges ordinary changes without Spark, and small_fill.py fills new columns of small replicas.
 - This module merges all others, by Spark's MERGE.
 - If earlier rows have to change, too, this module rewrites the replica (with replay.py).
 

@@ -1,11 +1,12 @@
-"""Fills new columns of a small replica without Spark: ``ALTER TABLE … ADD COLUMN … DEFAULT 5`` gives all rows the value 5.
+"""Fills new columns of a small replica without Spark.
 
     fill_without_spark(warehouse, table, piece)      # True: the rows have the values, and the changes of the piece can be merged
 
-Spark takes seconds to write a replica anew, and a migration may alter hundreds of tables. `fill_without_spark` writes no rows and
-returns False, and Spark does the work (merge.py), for
+After ``ADD COLUMN … DEFAULT 5`` all rows have the value 5; after ``RENAME COLUMN`` the column of the new name has the values of the
+old one. Spark takes seconds to write a replica anew, and a migration may alter hundreds of tables. `fill_without_spark` writes no
+rows and returns False, and Spark does the work (merge.py), for
 
-- a fill from another column, as after a rename;
+- columns that have swapped their names;
 - a large replica;
 - a replica that keeps deleted rows, exact texts, or marks of unknown values.
 """
@@ -46,7 +47,9 @@ def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool
     The commit records no position. If the process is killed before the changes are merged, the next one fills the same rows with
     the same values. Returns False, and writes no rows, if Spark has to do it. Nobody else may merge meanwhile.
     """
-    if warehouse.keeps_deleted or any(fill.source is not None for fill in piece.fills):
+    # The second time, columns that have swapped their names would get each other's values again.
+    sources = {fill.source for fill in piece.fills}
+    if warehouse.keeps_deleted or not sources.isdisjoint(fill.column for fill in piece.fills):
         return False
     try:
         with warehouse.logs.newest(warehouse.changelog(table)) as changelog, warehouse.logs.newest(warehouse.replica(table)) as log:
@@ -62,15 +65,20 @@ def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool
 
 def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
     present = file_table.of_log(log.refresh()).schema
-    values = {}
-    for fill in piece.fills:
-        value, exact = constant(fill.value, wanted[fill.column].dataType)
-        if exact is not None:
-            return False
-        values[fill.column] = value
     has_others = not (piece.gone | OPTIONAL.keys()).isdisjoint(present.names)
     if has_others or any(field.name in present.names and present[field.name].dataType != field.dataType for field in wanted):
         return False
+    constants, copies = {}, {}
+    for fill in piece.fills:
+        kind = wanted[fill.column].dataType
+        if fill.source is None:
+            constants[fill.column], exact = constant(fill.value, kind)
+            if exact is not None:
+                return False
+        elif fill.source in present.names and present[fill.source].dataType == kind:
+            copies[fill.column] = fill.source
+        else:
+            return False
     new_columns.add(log.path, wanted)
-    Rewrite.of_log(log.refresh(), piece.key).fill(values, Position(0, log.lsn or 0))
+    Rewrite.of_log(log.refresh(), piece.key).fill(constants, copies, Position(0, log.lsn or 0))
     return True

@@ -210,21 +210,27 @@ def test_a_new_column(house: House) -> None:
     assert house.rows("`a note`") == []
 
 
-FILLS = (Fill("more", value="5"), Fill("note", value=None), Fill("price", value="1.50"), Fill("tags", value="{a,NULL}"))
+FILLS = (
+    Fill("more", value="5"),
+    Fill("note", value=None),
+    Fill("price", value="1.50"),
+    Fill("tags", value="{a,NULL}"),
+    Fill("renamed", "a"),
+)
 
 
-def test_new_columns_with_constants(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_columns_with_values(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of several files, one with a deletion vector, get them; so do rows of the same round from before the columns."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
-    house.append(SCHEMA, [change(10, "insert", (1, key, 5, "x", b"")) for key in range(8)], 0, 10)
+    house.append(SCHEMA, [change(10, "insert", (1, key, key * 10, "x", b"")) for key in range(8)], 0, 10)
     assert house.apply(10)
     house.append(SCHEMA, [change(20, "delete", (1, 0, None, None, None), old=(1, 0, None, None, None))], 10, 20)
     assert house.apply(20)
     assert any("deletionVector" in file for file in TableLog(house.replica).refresh().files)
-    house.append(SCHEMA, [change(25, "insert", (1, 9, 5, "x", b""))], 20, 25)
+    house.append(SCHEMA, [change(25, "insert", (1, 9, 90, "x", b""))], 20, 25)
     house.warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), Version(30, 0, 7, KEY, KEY, FILLS)])
-    wider = schema_of(f"{COLUMNS}, more int, note string, price decimal(9,2), tags array<string>")
-    own = (7, "n", Decimal(2), [])
+    wider = schema_of(f"{COLUMNS}, more int, note string, price decimal(9,2), tags array<string>, renamed int")
+    own = (7, "n", Decimal(2), [], 8)
     house.append(wider, [change(30, "update", (1, 1, 6, "y", b"", *own))], 25, 30)
 
     def killed(*_: Any) -> bool:
@@ -236,17 +242,17 @@ def test_new_columns_with_constants(house: House, monkeypatch: pytest.MonkeyPatc
             house.apply(30)
     assert house.said.pop()  # the piece before
     filled = (5, None, Decimal("1.50"), ["a", None])
-    names = ("id", "more", "note", "price", "tags")
-    assert house.rows(*names) == comparable([(key, *filled) for key in (*range(1, 8), 9)])
+    names = ("id", "more", "note", "price", "tags", "renamed")
+    assert house.rows(*names) == comparable([(key, *filled, key * 10) for key in (*range(1, 8), 9)])
     assert read_table(house.replica).lsn == 29
     house.said.clear()
     assert house.apply(30)
     assert house.said == []
-    assert house.rows(*names) == comparable([(1, *own), *((key, *filled) for key in (*range(2, 8), 9))])
+    assert house.rows(*names) == comparable([(1, *own), *((key, *filled, key * 10) for key in (*range(2, 8), 9))])
 
 
-def test_constants_that_are_left_to_spark(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replica is too large, and then the column does not hold the value."""
+def test_values_that_are_left_to_spark(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica is too large, and then the column does not hold the value. At last two columns swap their names."""
     house.append(SCHEMA, [change(10, "insert", ONE)], 0, 10)
     assert house.apply(10)
     versions = [Version(0, 0, 7, KEY, KEY), Version(20, 0, 7, KEY, KEY, (Fill("more", value="5"),))]
@@ -264,6 +270,8 @@ def test_constants_that_are_left_to_spark(house: House, monkeypatch: pytest.Monk
     assert house.apply(30)
     rows = house.rows("id", "price", "_cdc_exact.price")
     assert rows == comparable([(1, None, "12345.678"), (2, None, "12345.678"), (3, Decimal(1), None)])
+    swapped = Piece(KEY, (), 30, 40, is_new_table=False, fills=(Fill("a", "more"), Fill("more", "a")))
+    assert not fill_without_spark(house.warehouse, TABLE, swapped)
 
 
 @pytest.mark.parametrize("name", LEFT_TO_SPARK)
