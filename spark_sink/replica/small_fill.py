@@ -14,7 +14,7 @@ rows and returns False, and Spark does the work (merge.py), for
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.types import StructType
 
@@ -40,6 +40,9 @@ _logger = logging.getLogger(__name__)
 
 _FILLS = RetryPolicy(attempts=3)
 
+_EXPECTED: Final = (DeltaError, UnsupportedError, OSError)
+"""Errors whose text may be logged. The text of another error may contain values of a row."""
+
 
 def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool:
     """Give the rows of the replica the values of the piece's fills, in one commit. The replica gets the columns that it lacks.
@@ -55,16 +58,20 @@ def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool
         with warehouse.logs.newest(warehouse.changelog(table)) as changelog, warehouse.logs.newest(warehouse.replica(table)) as log:
             if changelog.version < 0:
                 return False
+            if log.version < 0 or (log.lsn or 0) >= piece.until_lsn:
+                return True  # there are no rows from before the change
             columns, _ = split_schema(file_table.of_log(changelog).schema)
             wanted = StructType([field for field in columns if field.name not in piece.gone])
-            return log.version < 0 or _FILLS.call(lambda: _fill(log, wanted, piece), ChangedError)
-    except (ChangedError, DeltaError, UnsupportedError, OSError) as ex:
-        _logger.debug("Spark fills the new columns of %s: %s", table, ex)
+            return _FILLS.call(lambda: _fill(log, wanted, piece), ChangedError)
+    except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
+        _logger.debug("Spark fills the new columns of %s: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
         return False
 
 
 def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
     present = file_table.of_log(log.refresh()).schema
+    if not {fill.column for fill in piece.fills} <= set(wanted.names):
+        return False
     has_others = not (piece.gone | OPTIONAL.keys()).isdisjoint(present.names)
     if has_others or any(field.name in present.names and present[field.name].dataType != field.dataType for field in wanted):
         return False
@@ -80,5 +87,6 @@ def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
         else:
             return False
     new_columns.add(log.path, wanted)
-    Rewrite.of_log(log.refresh(), piece.key).fill(constants, copies, Position(0, log.lsn or 0))
+    key = [names[0] for names in piece.columns]
+    Rewrite.of_log(log.refresh(), key).fill(constants, copies, Position(0, log.lsn or 0))
     return True

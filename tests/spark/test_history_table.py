@@ -15,6 +15,7 @@ from spark_sink.replica import history_table, merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.history import read_history
 from spark_sink.schema.table import Version
+from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import purge, purge_histories
@@ -128,7 +129,7 @@ def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_curr
     made.append()
 
     def rows_at(lsn: int) -> Any:
-        return comparable(read_as_of(spark, house.root, str(TABLE), f"0/{lsn:X}").select(*NAMES).collect())
+        return comparable(read_as_of(spark, house.root, str(TABLE), f"0/{lsn:X}").select(*map(quote, NAMES)).collect())
 
     assert all(rows_at(lsn) == comparable(rows) for lsn, rows in states[3::4])
     # The changelog has a change that the history lacks; there is no replica either.

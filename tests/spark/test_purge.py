@@ -112,13 +112,10 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found[0].reason == "the replica is at 0/1E"
     assert (places(spark, house), places(spark, house, MESSAGES)) == ([40, 50], [])
     assert current(history) == {1: 10, 2: 20}  # who had begun to read goes on with what was there
-    row = next(
-        each
-        for each in json.loads(spark_cli("status", "--warehouse", str(tmp_path), "--staging", str(tmp_path), "--json").stdout)[
-            "tables"
-        ]
-        if each["table"] == "public.t"
-    )
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    told = json.loads(spark_cli("status", "--warehouse", str(tmp_path), "--staging", str(staging), "--json").stdout)
+    (row,) = (each for each in told["tables"] if each["table"] == "public.t")
     assert row["purged"] == "0/1E"
 
     # The replica goes on; its table's past is gone, and so is what it could be made of again.

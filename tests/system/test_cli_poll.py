@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from cdcpipe.lsn import LSN
 from support.cli_process import CLI, run_cli
 from support.published_database import PublishedDatabase, insert
 from support.waiting import until
@@ -122,7 +123,6 @@ def test_a_waiting_standby_reads_its_commands(on18: PublishedDatabase) -> None:
     """The slot is in use meanwhile. Feedback confirms nothing, and more of it than a pipe holds does not block its sender."""
     with on18.cli() as active:
         until(on18.is_active)
-        before = on18.confirmed()
         for ending, code in (("q\n", 0), ("nonsense\n", 6), ("", 4)):
             with on18.cli("--standby", "-v", "-i", "3600") as standby:
                 until(lambda standby=standby: "waiting" in standby.stderr)
@@ -130,5 +130,5 @@ def test_a_waiting_standby_reads_its_commands(on18: PublishedDatabase) -> None:
                 if not ending:
                     standby.close_stdin()
                 assert standby.wait() == code, standby.stderr
-        assert on18.confirmed() == before
+        assert on18.confirmed() < LSN.parse("FF/0")
         assert active.quit() == 0
