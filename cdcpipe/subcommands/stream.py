@@ -175,11 +175,17 @@ def _check_before_creation(
 def _checked_server(config: StreamConfig, connection: Connection, opening: OpeningWalsender) -> tuple[Walsender, System]:
     """Wait for the walsender, and check that the server is the expected one, and has the WAL for the stream's start."""
     walsender, system = opening.wait()
-    log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
     if config.expected_system is not None:
         expect_system(system, config.expected_system)
     if config.start_lsn:
         check_start(connection, config.start_lsn)
+    return walsender, system
+
+
+def _logged_server(config: StreamConfig, connection: Connection, opening: OpeningWalsender) -> tuple[Walsender, System]:
+    """Do as `_checked_server`, and log which server it is."""
+    walsender, system = _checked_server(config, connection, opening)
+    log.info("server %s, system %s, timeline %d", walsender.server_version, system.system_id, system.timeline)
     return walsender, system
 
 
@@ -205,7 +211,7 @@ def _start(
     A standby first waits until the slot is free, and waits again if another process takes it first. It reads its commands
     meanwhile. One without stdin would end as soon as it has the slot, so it ends at once.
     """
-    walsender, system = _checked_server(config, connection, opening)
+    walsender, system = _logged_server(config, connection, opening)
     while True:
         if config.standby is not None:
             was_in_recovery = slot.in_recovery
@@ -214,7 +220,7 @@ def _start(
             if was_in_recovery and not slot.in_recovery:
                 # The server ends a walsender from before its promotion when a stream starts on it.
                 opening.reopen()
-                walsender, system = _checked_server(config, connection, opening)
+                walsender, system = _logged_server(config, connection, opening)
         check_free(slot)
         may_be_direct = _has_runs(config, slot, is_rendered)
         try:
@@ -246,6 +252,7 @@ def _serve_commands(commands: CommandsIn, options: StreamOptions, pause_s: float
         is_open = not commands.is_closed
         if not is_open and options.needs_commands:
             raise closed_stdin_error()
+    # No commands can come any more, or the pause is over. A signal's handler raises, and so ends the sleep.
     time.sleep(max(0.0, deadline - time.monotonic()))
 
 

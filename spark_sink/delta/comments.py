@@ -21,7 +21,7 @@ def set_comments(path: Path, table: str | None, columns: Mapping[str, str]) -> b
 
     Returns whether a commit was made. Raises DeltaError if the table has a feature that this client does not support.
     """
-    return file_table.redefine(path, "CHANGE COLUMN", lambda metadata: _commented(metadata, table, columns))
+    return file_table.redefine(path, "CHANGE COLUMN", lambda log: _commented(log.metadata, table, columns))
 
 
 def _commented(metadata: Mapping[str, Any], table: str | None, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -275,8 +275,8 @@ def replace_files(log: TableLog, table: FileTable, files: Sequence[Mapping[str, 
     _write(log.path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
 
 
-def redefine(path: Path, operation: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> bool:
-    """Replace the action that defines the table's columns and properties by what ``change`` returns for it, in one commit.
+def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[str, Any]]) -> bool:
+    """Replace the action that defines the table's columns and properties by what ``change`` returns for its log, in one commit.
 
     Returns False, and commits nothing, if there is no table or ``change`` returns an equal action. Raises ChangedError if other
     programs commit again and again.
@@ -284,7 +284,7 @@ def redefine(path: Path, operation: str, change: Callable[[Mapping[str, Any]], M
 
     def attempt() -> bool:
         log = _supported(path)
-        metadata = change(log.metadata) if log.version >= 0 else log.metadata
+        metadata = change(log) if log.version >= 0 else log.metadata
         if metadata == log.metadata:
             return False
         information = {

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructField, StructType
 
 from spark_sink.delta import file_table
-from spark_sink.delta.log import TableLog
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import MAPPING_MODE, MAX_COLUMN_ID, mapped, needed_features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from spark_sink.delta.log import TableLog
 
 __all__ = ["add"]
 
@@ -31,12 +32,13 @@ def add(path: Path, wanted: StructType) -> bool:
     Changes nothing and raises UnsupportedError, or DeltaError for a feature of the table that this client does not support, if only
     Spark can do this. One reason is a column that needs a feature which the table does not have.
     """
-    if missing := needed_features(wanted) - TableLog(path).refresh().features("writerFeatures"):
+    return file_table.redefine(path, "ADD COLUMNS", lambda log: _extended(log, wanted))
+
+
+def _extended(log: TableLog, wanted: StructType) -> Mapping[str, Any]:
+    if missing := needed_features(wanted) - log.features("writerFeatures"):
         raise UnsupportedError(f"columns that need {min(missing)}")
-    return file_table.redefine(path, "ADD COLUMNS", lambda metadata: _extended(metadata, wanted))
-
-
-def _extended(metadata: Mapping[str, Any], wanted: StructType) -> Mapping[str, Any]:
+    metadata = log.metadata
     properties = dict(metadata.get("configuration", {}))
     mode = properties.get(MAPPING_MODE, "none")
     if mode not in {"none", "name"}:

@@ -33,7 +33,7 @@ def keep_names(path: Path, age_s: float) -> bool:
 
     Returns whether a commit was made. Raises DeltaError if the table has a feature that this client does not support.
     """
-    return file_table.redefine(path, "SET TBLPROPERTIES", lambda metadata: _changed(metadata, age_s))
+    return file_table.redefine(path, "SET TBLPROPERTIES", lambda log: _changed(log.metadata, age_s))
 
 
 def _changed(metadata: Mapping[str, Any], age_s: float) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,7 @@ from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql.types import StructType
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from spark_sink.delta.log import Mark, TableLog
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.files.parquet import WrittenFile
+
+    _Rows: TypeAlias = dict[str, pa.Array]
 
 __all__ = ["Found", "Rewrite"]
 
@@ -197,14 +199,16 @@ class Rewrite:
         """
         if sum(uncompressed_bytes(self._table.path, file) for file in self._files) > _MOST_FILLED_BYTES:
             raise UnsupportedError("many bytes to write anew")
+
+        def changed(rows: _Rows) -> _Rows:
+            count = len(next(iter(rows.values())))
+            filled = {name: pa.repeat(value, count).cast(self._fields[name].type) for name, value in constants.items()}
+            return rows | filled | {name: rows[source] for name, source in copies.items()}
+
         written = []
         for file in self._files:
-            rows = read_columns(self._table.path, file, self._fields)
-            present = present_rows(self._table.path, file, len(next(iter(rows.values()))))
-            filled = {name: pa.repeat(value, len(present)).cast(self._fields[name].type) for name, value in constants.items()}
-            filled |= {name: rows[source] for name, source in copies.items()}
             writer = _Writer(self._table)
-            writer.add({name: each.filter(pa.array(present)) for name, each in (rows | filled).items()})
+            self._copy_left(file, None, writer, changed)
             written += writer.close()
         if self._files:
             replaced = [Replaced(file) for file in self._files]
@@ -214,11 +218,13 @@ class Rewrite:
         has_few_bytes = int(file["size"]) < _SMALL_BYTES
         return has_few_bytes and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
 
-    def _copy_left(self, file: Mapping[str, Any], found: Found | None, writer: _Writer) -> None:
-        """Copy the rows that a file keeps."""
+    def _copy_left(
+        self, file: Mapping[str, Any], found: Found | None, writer: _Writer, changed: Callable[[_Rows], _Rows] = lambda rows: rows
+    ) -> None:
+        """Copy the rows that a file keeps, as ``changed`` returns all its rows."""
         rows = read_columns(self._table.path, file, self._fields)
         left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if found is None else found.left()
-        writer.add({name: values.filter(pa.array(left)) for name, values in rows.items()})
+        writer.add({name: values.filter(pa.array(left)) for name, values in changed(rows).items()})
 
     def _with_vectors(self, marked: Sequence[Found]) -> list[Replaced]:
         """Write deletion vectors for files that lose some of their rows."""

@@ -99,12 +99,14 @@ def merge_changes(spark: SparkSession, warehouse: Warehouse, table: Table, until
     if not pieces:
         return
     purged_changes.check(warehouse, table, pieces[0].after_lsn)
+    changes: DataFrame | None = None
     for until_lsn, together in itertools.groupby(pieces, lambda piece: piece.until_lsn):
         position = Position(until.epoch, until_lsn)
         first, *others = together
         if not others and _bring_without_spark(warehouse, table, first, position):
             continue
-        changes = changelogs_of(spark, warehouse).read(table)
+        if changes is None:
+            changes = changelogs_of(spark, warehouse).read(table)
         if others or first.fills or (first.is_new_key and _has_others(spark, warehouse, table, changes, first)):
             _write_anew(spark, warehouse, table, changes, first.after_lsn, position)
         else:

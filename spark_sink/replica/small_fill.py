@@ -16,19 +16,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.types import StructType
-
 from cdcpipe.retry import RetryPolicy
-from spark_sink.delta import file_table, new_columns
+from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError, DeltaError
-from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.replica.fills import constant
 from spark_sink.replica.layout import OPTIONAL
-from spark_sink.schema.types import split_schema
+from spark_sink.replica.target import open_target, table_columns
 from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from spark_sink.delta.log import TableLog
     from spark_sink.replica.pieces import Piece
     from spark_sink.schema.table import Table
@@ -60,33 +59,30 @@ def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool
                 return False
             if log.version < 0 or (log.lsn or 0) >= piece.until_lsn:
                 return True  # there are no rows from before the change
-            columns, _ = split_schema(file_table.of_log(changelog).schema)
-            wanted = StructType([field for field in columns if field.name not in piece.gone])
-            return _FILLS.call(lambda: _fill(log, wanted, piece), ChangedError)
+            wanted = table_columns(file_table.of_log(changelog).schema, piece.gone)
+            return _FILLS.call(lambda: _fill(log.refresh(), wanted, piece), ChangedError)
     except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
         _logger.debug("Spark fills the new columns of %s: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
         return False
 
 
 def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
-    present = file_table.of_log(log.refresh()).schema
-    if not {fill.column for fill in piece.fills} <= set(wanted.names):
+    target = open_target(log, piece, wanted)
+    if not OPTIONAL.keys().isdisjoint(target.schema.names):
         return False
-    has_others = not (piece.gone | OPTIONAL.keys()).isdisjoint(present.names)
-    if has_others or any(field.name in present.names and present[field.name].dataType != field.dataType for field in wanted):
-        return False
+    types = {field.name: field.dataType for field in target.schema}
     constants, copies = {}, {}
     for fill in piece.fills:
-        kind = wanted[fill.column].dataType
+        kind = types.get(fill.column)
+        if kind is None:
+            return False
         if fill.source is None:
             constants[fill.column], exact = constant(fill.value, kind)
             if exact is not None:
                 return False
-        elif fill.source in present.names and present[fill.source].dataType == kind:
+        elif types.get(fill.source) == kind:
             copies[fill.column] = fill.source
         else:
             return False
-    new_columns.add(log.path, wanted)
-    key = [names[0] for names in piece.columns]
-    Rewrite.of_log(log.refresh(), key).fill(constants, copies, Position(0, log.lsn or 0))
+    target.fill(constants, copies, Position(0, log.lsn or 0))
     return True

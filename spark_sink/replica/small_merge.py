@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.delta import file_table, new_columns
+from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import Budget, UnsupportedError, fields_of, files_between, read_between
@@ -38,11 +37,14 @@ from spark_sink.files.places import map_reads
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.ends import POSITION
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
-from spark_sink.schema.types import DELETED_AT, replica_schema, split_schema
+from spark_sink.replica.target import key_of, open_target, table_columns
+from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from pyspark.sql.types import StructType
 
     from spark_sink.delta.log import TableLog
     from spark_sink.delta.rewrite import Found
@@ -106,7 +108,7 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
 
 
 def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> None:
-    key = [names[0] for names in piece.columns]
+    key = key_of(piece)
     changes = source.read(key, piece.after_lsn, position.lsn)
     keeps_deleted = warehouse.keeps_deleted
     last = _reduce(changes, key, keeps_deleted=keeps_deleted)
@@ -114,13 +116,8 @@ def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: 
     if log.version < 0:
         target = Rewrite.new(log.path, key, wanted, replica_properties(warehouse, piece.key, source.columns.names))
     else:
-        target = Rewrite.of_log(log, key)
-        if not piece.gone.isdisjoint(target.schema.names):
-            raise _NotOrdinaryError("columns that are gone")
-        _check_columns(log, target.schema, wanted, last)
-        if not set(wanted.names) <= set(target.schema.names):
-            new_columns.add(log.path, wanted)
-            target = Rewrite.of_log(log.refresh(), key)
+        target = open_target(log, piece, wanted)
+        _check_unsent(log, target.schema, last)
     found = target.find(last.keys)
     if keeps_deleted:
         last, existing = _with_deleted(last, target, found)
@@ -133,13 +130,10 @@ def _merge_into(log: TableLog, source: _Changelog, warehouse: Warehouse, table: 
     target.commit(rows, found, position)
 
 
-def _check_columns(log: TableLog, present: StructType, wanted: StructType, last: _Last) -> None:
-    """Raise _NotOrdinaryError unless the replica has a value for each unsent column, and the same types."""
-    types = {field.name: field.dataType for field in present}
-    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted):
-        raise _NotOrdinaryError("columns that the replica has with another type")
+def _check_unsent(log: TableLog, present: StructType, last: _Last) -> None:
+    """Raise _NotOrdinaryError unless the replica, with the columns ``present``, has a value for each unsent column."""
     # In a column that was added later, a row may lack its value, or have it as an exact text.
-    if (last.known and OPTIONAL.keys() & types.keys()) or (
+    if (last.known and OPTIONAL.keys() & set(present.names)) or (
         not last.unsent <= set(first_columns(log.metadata.get("configuration", {})))
     ):
         raise _NotOrdinaryError("columns that were not sent, and whose values the replica may lack")
@@ -178,7 +172,7 @@ class _Changelog:
         self._log = log
         table = file_table.of_log(log)
         self._fields = fields_of(table.physical, table.schema.names)
-        self.columns = StructType([field for field in split_schema(table.schema)[0] if field.name not in gone])
+        self.columns = table_columns(table.schema, gone)
         self._schema = table.schema
 
     def read(self, key: Sequence[str], after_lsn: int, until_lsn: int) -> _Changes:

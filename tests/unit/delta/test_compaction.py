@@ -128,7 +128,7 @@ def lose_a_file(table: file_table.FileTable) -> None:
 def get_a_comment(table: file_table.FileTable) -> None:
     schema = StructType([*SCHEMA, StructField("more", LongType())])
     text = schema.json()
-    file_table.redefine(table.path, "ADD COLUMNS", lambda metadata: {**metadata, "schemaString": text})
+    file_table.redefine(table.path, "ADD COLUMNS", lambda log: {**log.metadata, "schemaString": text})
 
 
 @pytest.mark.parametrize("change", [lose_a_file, get_a_comment])
@@ -200,7 +200,7 @@ def test_a_name_with_a_dot_is_left_to_spark(tmp_path: Path) -> None:
     """Arrow takes it for a field of a struct. (Our own tables have other names in their files.)"""
     table = made(tmp_path / "t")
     text = StructType([StructField("a.b", LongType())]).json()
-    file_table.redefine(table.path, "REPLACE COLUMNS", lambda found: {**found, "schemaString": text, "configuration": {}})
+    file_table.redefine(table.path, "REPLACE COLUMNS", lambda log: {**log.metadata, "schemaString": text, "configuration": {}})
     with pytest.raises(UnsupportedError, match="a dot"):
         compact(table.path, SMALL, nullcontext)
 

@@ -45,7 +45,7 @@ def test_a_value_of_the_user_stays(tmp_path: Path) -> None:
     file_table.redefine(
         path,
         "SET TBLPROPERTIES",
-        lambda found: {**found, "configuration": {**found["configuration"], RETENTION: "interval 2 days"}},
+        lambda log: {**log.metadata, "configuration": {**log.metadata["configuration"], RETENTION: "interval 2 days"}},
     )
     assert not keep_names(path, 7200.0)
     assert retention(path) == "interval 2 days"

@@ -1,0 +1,47 @@
+"""Opens a replica that is going to be rewritten without Spark, and gives it the columns of its changelog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from spark_sink.delta import new_columns
+from spark_sink.delta.rewrite import Rewrite
+from spark_sink.delta.rows import UnsupportedError
+from spark_sink.schema.types import split_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from spark_sink.delta.log import TableLog
+    from spark_sink.replica.pieces import Piece
+
+__all__ = ["key_of", "open_target", "table_columns"]
+
+
+def table_columns(changelog: StructType, gone: Collection[str]) -> StructType:
+    """Return the PostgreSQL table's own columns, of those of its ``changelog``, without those that are ``gone``."""
+    return StructType([field for field in split_schema(changelog)[0] if field.name not in gone])
+
+
+def key_of(piece: Piece) -> list[str]:
+    """Return the columns of a plain piece's key: each has one type, and so one column."""
+    return [names[0] for names in piece.columns]
+
+
+def open_target(log: TableLog, piece: Piece, wanted: StructType) -> Rewrite:
+    """Return the replica, after it has got the ``wanted`` columns that it lacks.
+
+    Raises UnsupportedError if it has columns that are gone, or wanted ones with another type, or if only Spark can add a column.
+    """
+    target = Rewrite.of_log(log, key_of(piece))
+    types = {field.name: field.dataType for field in target.schema}
+    if not piece.gone.isdisjoint(types):
+        raise UnsupportedError("columns that are gone")
+    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted):
+        raise UnsupportedError("columns that the replica has with another type")
+    if types.keys() >= set(wanted.names):
+        return target
+    new_columns.add(log.path, wanted)
+    return Rewrite.of_log(log.refresh(), key_of(piece))
