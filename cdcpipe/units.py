@@ -1,4 +1,4 @@
-"""Parses and formats sizes and durations for people, for both command lines: ``64MiB``, ``30 days``.
+"""Parses and formats sizes, durations and counts for people, for both command lines: ``64MiB``, ``30 days``.
 
 The units are those of coreutils and systemd. A single letter is a power of 1024: ``64M`` is ``64MiB``, and ``64MB`` is less. Case
 does not matter. For any other text the parsers raise a ValueError that lists the units.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "count_from",
+    "counted",
     "format_duration",
     "format_size",
     "has_size_unit",
@@ -120,6 +121,11 @@ def format_duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.1f}".removesuffix(".0") + " s"
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things as text for people: 1 row, 12,000 rows."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def _parse(text: str, units: Mapping[str, int]) -> int | None:

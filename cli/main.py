@@ -40,6 +40,7 @@ from cli.interrupt import Interrupted, interrupt
 from cli.options import (
     CONTEXT_SETTINGS,
     CommandGroup,
+    DefaultedOption,
     connection_options,
     output_options,
     output_plugin,
@@ -119,6 +120,7 @@ Example:
     cloup.option("--messages", is_flag=True, help="Ask for logical messages (pg_logical_emit_message), too."),
     cloup.option(
         "--streaming",
+        cls=DefaultedOption,
         type=click.Choice(["off", "on", "parallel"]),
         show_default="off",
         help="Let the server send large transactions before they commit.",
@@ -130,6 +132,7 @@ Example:
     ),
     cloup.option(
         "--origin",
+        cls=DefaultedOption,
         type=click.Choice(["any", "none"]),
         show_default="any",
         help="Ask for changes of any origin, or only for those made on this server.",

@@ -18,6 +18,7 @@ from cdcpipe.units import parse_seconds, parse_size
 __all__ = [
     "CONTEXT_SETTINGS",
     "CommandGroup",
+    "DefaultedOption",
     "connection_options",
     "connection_parameters_of",
     "new_publication_options",
@@ -47,6 +48,17 @@ class CommandGroup(cloup.Group):
         return super().resolve_command(ctx, args)
 
 
+class DefaultedOption(cloup.Option):
+    """An option that is None if it is not given, with the default value ``show_default``.
+
+    --help shows this value as every other default. (click puts a text in parentheses, because it takes it for a description.)
+    """
+
+    def get_help_extra(self, ctx: click.Context) -> click.types.OptionHelpExtra:
+        """Return what --help shows behind the sentence."""
+        return super().get_help_extra(ctx) | {"default": str(self.show_default)}
+
+
 connection_options = cloup.option_group(
     CONNECTION.title, CONNECTION.help, *(cloup.option(*option.names, **option.settings) for option in CONNECTION.options)
 )
@@ -71,12 +83,14 @@ def slot_options(*, is_required: bool) -> Decorator:
         cloup.option(
             "-P",
             "--plugin",
+            cls=DefaultedOption if is_required else cloup.Option,
             metavar="NAME",
             show_default="pgoutput" if is_required else "pgoutput; wal2json with -j or -J and no --publication",
             help="Make a new slot with this output plugin of the server.",
         ),
         cloup.option(
             "--create-timeout",
+            cls=DefaultedOption,
             type=parse_seconds,
             metavar="SECS",
             show_default=f"{CREATE_TIMEOUT_S:g}",
@@ -118,6 +132,7 @@ whole_options = (
     ),
     cloup.option(
         "--spill-threshold",
+        cls=DefaultedOption,
         type=parse_size,
         metavar="SIZE",
         show_default=f"{SPILL_THRESHOLD >> 20}MiB",

@@ -12,7 +12,7 @@ from cdcpipe.doctor.facts import Facts, SlotState, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import set_globally
 from cdcpipe.sql import quote_identifier, quote_literal
-from cdcpipe.units import format_duration, format_size
+from cdcpipe.units import counted, format_duration, format_size
 
 __all__ = ["CHECKS"]
 
@@ -229,7 +229,7 @@ def transactions(facts: Facts) -> Iterator[Verdict]:
     hidden = sum(each.age_s is None and each.gid is None for each in facts.transactions)
     if hidden and not facts.role.sees_others:
         yield warning(
-            f"{hidden} transactions of other users are open, for an unknown time",
+            f"{counted(hidden, 'transaction')} of other users {'is' if hidden == 1 else 'are'} open, for an unknown time",
             why.replace("its", "their"),
             f"to see it: GRANT pg_read_all_stats TO {quote_identifier(facts.role.name)}",
         )

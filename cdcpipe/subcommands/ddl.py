@@ -21,6 +21,7 @@ from cdcpipe.libpq.server_errors import hint_for
 from cdcpipe.replication.publications import check_publications, missing_publications
 from cdcpipe.replication.server import is_standby
 from cdcpipe.sql import quote_literal
+from cdcpipe.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,7 +166,7 @@ def examine(connection: Connection, publications: Sequence[str] = ()) -> tuple[I
             findings.append(_error("ddl.publication", "it does not exist", "nothing is streamed", "CREATE PUBLICATION …", name))
         else:
             ((tables,),) = connection.execute(f"SELECT count(*) FROM {published([name], connection.server_version)} t")
-            findings.append(_ok("ddl.publication", f"DDL on its {tables} tables is captured", name))
+            findings.append(_ok("ddl.publication", f"DDL on its {counted(int(tables or 0), 'table')} is captured", name))
     return found, findings
 
 

@@ -40,6 +40,7 @@ def command() -> None:
 @command.command(
     "show",
     context_settings=CONTEXT_SETTINGS | {"ignore_unknown_options": True, "allow_interspersed_args": False},
+    short_help="Print the options that a command would have now.",
     epilog=_EXAMPLE,
 )
 @cloup.argument("name", metavar="[COMMAND]", default="run", help="Show the options of this command; run by default.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdcpipe.units import format_size
+from cdcpipe.units import counted, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,11 +68,11 @@ def step_text(step: str, elapsed_s: float, width: int | None) -> str:
 def snapshot_text(progress: SnapshotProgress, width: int | None) -> str:
     """Return the line of a snapshot. With a width it has a bar, and says which table it is at."""
     elapsed_s = max(progress.elapsed_s, 1e-3)
-    rows = f"{progress.rows:,} rows"
+    rows = counted(progress.rows, "row")
     if progress.row_estimate > progress.rows:
         rows += f" of about {progress.row_estimate:,}"
     if width is None:
-        parts = [Part(f"snapshot: {progress.tables_done} of {progress.tables} tables")]
+        parts = [Part(f"snapshot: {progress.tables_done} of {counted(progress.tables, 'table')}")]
     else:
         table = min(progress.tables_done + 1, progress.tables)
         parts = [Part(f"snapshot: table {table} of {progress.tables}")]
@@ -100,10 +100,10 @@ def tables_text(
         *([Part(step, 1)] if step else []),
         Part(f"{rates.rows:,.0f} rows/s", 2),
         Part("lag unknown", 1) if lag is None else _lag(lag),
-        Part(f"{tables.changes:,} changes in {tables.tables} tables", 3),
+        Part(f"{counted(tables.changes, 'change')} in {counted(tables.tables, 'table')}", 3),
     ]
     if tables.messages:
-        parts.append(Part(f"{tables.messages:,} messages", 5))
+        parts.append(Part(counted(tables.messages, "message"), 5))
     parts.append(Part(f"log {progress.position or '-'}", 5))
     return fit([*parts, *_log_parts(progress, rates.records, 6)], width)
 
@@ -111,8 +111,8 @@ def tables_text(
 def _log_parts(progress: Progress, records_per_s: float, rank: int) -> list[Part]:
     """Return what the log has received, as parts with this rank or higher ones; restarts come before."""
     parts = [
-        Part(f"{progress.transactions:,} transactions", rank + 1),
-        Part(f"{progress.records:,} records", rank + 3),
+        Part(counted(progress.transactions, "transaction"), rank + 1),
+        Part(counted(progress.records, "record"), rank + 3),
         Part(format_size(progress.size), rank + 2),
         Part(f"{records_per_s:,.0f} records/s", rank),
     ]

@@ -10,6 +10,7 @@ import cloup
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.printable import printable
+from cdcpipe.units import counted
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
@@ -72,5 +73,5 @@ def command(
     with warehouse_session(house, "cdcpipe purge", jars=jars, master=master, confs=confs) as spark:
         found = purge(spark, house.root, before, tables=tables, is_dry_run=dry_run)
     for each in found:
-        text = f"{each.table}: {each.rows:,} rows {'would be ' if dry_run else ''}removed"
-        click.echo(printable(text + (f"; {each.kept:,} older ones kept: {each.reason}" if each.kept else "")))
+        text = f"{each.table}: {counted(each.rows, 'row')} {'would be ' if dry_run else ''}removed"
+        click.echo(printable(text + (f"; {counted(each.kept, 'older row')} kept: {each.reason}" if each.kept else "")))

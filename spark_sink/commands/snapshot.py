@@ -14,6 +14,7 @@ import cloup
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.printable import printable
+from cdcpipe.units import counted
 from spark_sink.client.connection import connection_arguments
 from spark_sink.client.exported import SnapshotError
 from spark_sink.commands.configured import ConfiguredCommand
@@ -107,7 +108,7 @@ def command(
         finally:
             snapshot.stop()
     for table, (rows, position) in sorted(snapshot.copied.items()):
-        click.echo(printable(f"{table}: {rows:,} rows as of {format_lsn(position.lsn)}"))
+        click.echo(printable(f"{table}: {counted(rows, 'row')} as of {format_lsn(position.lsn)}"))
     left = [name for name in tables if name not in map(str, snapshot.copied)]
     if left:
         _logger.warning("stopped; not copied: %s", ", ".join(left))

@@ -13,7 +13,7 @@ import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable
-from cdcpipe.units import count_from, parse_seconds
+from cdcpipe.units import count_from, counted, parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
@@ -164,11 +164,11 @@ def _lines(results: Sequence[TableResult]) -> list[str]:
         if result.problem is not None:
             lines.append(f"{result.table}: not compared: {result.problem}")
         elif result.is_equal:
-            lines.append(f"{result.table}: equal, {result.server_rows:,} rows{_left_out(result)}")
+            lines.append(f"{result.table}: equal, {counted(result.server_rows, 'row')}{_left_out(result)}")
         else:
             lines.append(
-                f"{result.table}: DIFFERENT, {result.server_rows:,} rows in PostgreSQL, {result.replica_rows:,} in the replica"
-                f"{_left_out(result)}"
+                f"{result.table}: DIFFERENT, {counted(result.server_rows, 'row')} in PostgreSQL,"
+                f" {result.replica_rows:,} in the replica{_left_out(result)}"
             )
             lines += [f"  {difference.kind} {json.dumps(difference.key, ensure_ascii=False)}" for difference in result.differences]
     return [*map(printable, lines)] or ["no table to compare"]

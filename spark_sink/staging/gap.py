@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,7 @@ class LostChanges:
         named = [f"{name}: {count}" for name, count in most[:_MOST_TABLES]]
         if len(most) > _MOST_TABLES:
             named.append(f"{len(most) - _MOST_TABLES} more tables: {sum(count for _, count in most[_MOST_TABLES:])}")
-        what = f"{self.transactions} transaction{'' if self.transactions == 1 else 's'}"
+        what = counted(self.transactions, "transaction")
         changes = f", changes of {', '.join(named)}" if named else ""
         return f"{'' if self.is_complete else 'at least '}{what} up to {format_lsn(self.end_lsn)}{changes}"
 

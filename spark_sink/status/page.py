@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cdcpipe.units import format_duration, format_size
+from cdcpipe.units import counted, format_duration, format_size
 from spark_sink.status.check import Limits, State, judge
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _number(facts: Mapping[str, Any]) -> str:
 
 def _places(found: Mapping[str, Any]) -> str:
     source, launcher, error, server = found["source"], found["launcher"], found["last_error"], found["server"]
-    rows = [("staging", f"{found['staging']}, {found['segments']} segments, {format_size(found['size'])}")]
+    rows = [("staging", f"{found['staging']}, {counted(found['segments'], 'segment')}, {format_size(found['size'])}")]
     if found["warehouse"] is not None:
         rows.append(("warehouse", found["warehouse"]))
     if source is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.printable import printable
-from cdcpipe.units import format_size
+from cdcpipe.units import counted, format_size
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.lock import owner_text
 
@@ -33,7 +33,7 @@ def render_text(found: Mapping[str, Any]) -> str:
         f"launcher   {'none is running' if owner is None else owner_text(owner)}",
         *_error(found["last_error"]),
         *_server(found),
-        f"log        {found['begin']} to {found['end']}, {found['segments']} segments, {format_size(found['size'])}",
+        f"log        {found['begin']} to {found['end']}, {counted(found['segments'], 'segment')}, {format_size(found['size'])}",
     ]
     if found["removed"]:
         lines.append(f"removed    up to {found['removed']}")
@@ -45,11 +45,11 @@ def render_text(found: Mapping[str, Any]) -> str:
     for table in found["waiting"]:
         lines += [f"waiting    {table['table']} needs a copy since {each['since']}: {each['reason']}" for each in table["reasons"]]
         if table["last_failure"]:
-            failed = f"a copy of it failed {table['failures']} times, the last time at {table['last_failure']['time']}"
+            failed = f"a copy of it failed {counted(table['failures'], 'time')}, the last time at {table['last_failure']['time']}"
             lines.append(f"           {failed}: {table['last_failure']['message']}")
     lines += [f"dropped    {table['table']} at {table['dropped']}" for table in found["tables"] or () if table["dropped"]]
     for name, reader in found["readers"].items():
-        behind = f"{reader['segments_behind']} segments, {format_size(reader['size_behind'])} behind"
+        behind = f"{counted(reader['segments_behind'], 'segment')}, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")
     ladder_rows: list[tuple[str, ...]] = [LADDER_HEAD]
     ladder_rows += [ladder_row(rung) for rung in found["ladder"]]

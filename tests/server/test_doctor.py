@@ -359,7 +359,7 @@ def test_a_user_who_sees_little(pg18: postgres.Cluster, role: str) -> None:
         with writer.transaction():
             writer.execute("insert into t values (1)")
             [found] = of(diagnose(database, user=role, publications=(), create=True), "server.transactions")
-            assert (found.level, found.message[:22]) == ("warning", "1 transactions of othe")
+            assert (found.level, found.message[:22]) == ("warning", "1 transaction of other")
             run_fix(connection, Finding(found.level, found.check, None, "", "", (found.fix or "").removeprefix("to see it: ")))
             [found] = of(diagnose(database, user=role, publications=(), create=True), "server.transactions")
             assert found.level == "ok"

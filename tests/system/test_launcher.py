@@ -242,7 +242,7 @@ def test_postgres_progress_on_a_terminal_and_control_c(database: postgres.Databa
         terminal = pexpect.spawn(sys.executable, argv, cwd=str(ROOT), timeout=60, dimensions=(24, 200), encoding="utf-8")
         terminal.expect(r"position 1:0/")
         connection.execute("insert into t values (1)")
-        terminal.expect(r"\r\x1b\[Kposition 1:0/[0-9A-F]+, 1 transactions, [0-9]+ records")
+        terminal.expect(r"\r\x1b\[Kposition 1:0/[0-9A-F]+, 1 transaction, [0-9]+ records")
         terminal.sendintr()  # to the whole foreground process group; the streamer is not in it
         terminal.expect(pexpect.EOF)
         terminal.close()

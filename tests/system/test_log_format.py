@@ -44,7 +44,7 @@ def test_a_launcher_says_objects(database: postgres.Database, slot: str, tmp_pat
     code, lines = spark(database, slot, "land", "--staging", str(tmp_path), "--available-now", "-v")
     said: list[dict[str, Any]] = [json.loads(line) for line in lines]
     assert code == 0
-    assert "1 transactions" in said[-1]["message"]
+    assert "1 transaction" in said[-1]["message"]
     assert said[-1]["part"] == "progress"
     assert {"cdcpipe.streamer"} <= {each["part"] for each in said}
     code, lines = spark(database, "other", "land", "--staging", str(tmp_path), "--available-now")
@@ -70,7 +70,7 @@ def test_a_run_says_objects_also_for_spark(database: postgres.Database, slot: st
     code, lines = spark(database, slot, "run", *tables, "--available-now", "--conf", "spark.log.level=INFO")
     said = [json.loads(line) for line in lines]
     assert code == 0
-    assert "1 changes in 1 tables" in said[-1]["message"]
+    assert "1 change in 1 table" in said[-1]["message"]
     of_spark = [each for each in said if each["part"].startswith("spark.")]
     assert len(of_spark) > 20
     assert {each["level"] for each in of_spark} <= {"info", "warn", "error"}

@@ -341,7 +341,7 @@ def test_with_spark_as_the_page_has_it(root: Any, store: Store, database: postgr
     options = [text for each in conf for text in ("--conf", each)]
     command = [sys.executable, "-c", SCRIPT, database.dsn, str(tmp_path / "staging"), places.name(root), *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "public.fruit: equal, 8 rows\npublic.odd: equal, 1 rows\n", done.stderr
+    assert done.stdout == "public.fruit: equal, 8 rows\npublic.odd: equal, 1 row\n", done.stderr
     house = Warehouse.existing(root)
     operations = []
     for table in ("fruit", "odd"):

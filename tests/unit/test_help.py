@@ -36,12 +36,18 @@ def test_no_range_is_shown_as_click_does(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
+def test_only_descriptions_of_defaults_are_in_parentheses(path: str) -> None:
+    shown = re.findall(r"\[default: \((.*?)\)\]", " ".join(help_text(path, 200).split()))
+    assert [text for text in shown if " " not in text] == []
+
+
+@pytest.mark.parametrize("path", COMMANDS)
 def test_the_options_are_in_groups(path: str) -> None:
     grouped = {option.opts[-1] for section in getattr(COMMANDS[path], "option_groups", ()) for option in section}
     assert {option.opts[-1] for option in options(path)} - grouped <= IN_NO_GROUP
 
 
-@pytest.mark.parametrize("path", ["cdcpipe", "cdcpipe-spark"])
+@pytest.mark.parametrize("path", [path for path, command in COMMANDS.items() if isinstance(command, click.Group)])
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_summary_is_cut_off(path: str, width: int) -> None:
     _, heading, listed = help_text(path, width).partition("\nCommands:\n")

@@ -134,3 +134,7 @@ def test_sizes_for_people(size: int, text: str) -> None:
 )
 def test_durations_for_people(seconds: float, text: str) -> None:
     assert units.format_duration(seconds) == text
+
+
+def test_counts() -> None:
+    assert [units.counted(number, "row") for number in (0, 1, 2, 12_000)] == ["0 rows", "1 row", "2 rows", "12,000 rows"]

@@ -175,7 +175,7 @@ def test_transactions(transactions: tuple[Transaction, ...], asked: Asked, expec
 
 def test_a_transaction_whose_age_is_not_shown() -> None:
     given = facts(transactions=(replace(SESSION, age_s=None),), role=replace(ROLE, sees_others=False))
-    judge(server_checks.transactions, given, 'warning 1 transactions of other users … GRANT pg_read_all_stats TO "cdc"')
+    judge(server_checks.transactions, given, 'warning 1 transaction of other users is open … GRANT pg_read_all_stats TO "cdc"')
 
 
 # --- the slot ---
