@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParquetChangelogs"]
 
+_STATUS_HINT = "cdcpipe-spark status --warehouse DIR shows the tables that are there"
+
 
 class ParquetChangelogs(Changelogs[Files]):
     """The changelogs of a warehouse in Parquet."""
@@ -66,7 +68,7 @@ class ParquetChangelogs(Changelogs[Files]):
         path = self._warehouse.changelog(table)
         found = appends.list_appends(path)
         if not found:
-            raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}")
+            raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}", hint=_STATUS_HINT)
         return self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true").parquet(str(path))
 
     def open_files(self, table: Table, schema: StructType, before: Files | None = None) -> Files:  # noqa: ARG002

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "NEWER",
     "RESTORE",
     "TEMPORARY_PREFIX",
     "DamagedFileError",
@@ -39,6 +40,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 RESTORE = "restore the file from a copy of its directory"
 """The hint for a damaged file."""
+NEWER = "use the version of cdcpipe that wrote it, or a newer one"
+"""The hint for a file of an unknown version."""
 
 
 class DamagedFileError(CdcpipeError):

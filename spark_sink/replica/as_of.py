@@ -44,7 +44,7 @@ from spark_sink.staging import account
 from spark_sink.staging.log import Position, StagingError, log_end
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.purged_changes import PurgedError
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -139,7 +139,7 @@ def _last_lsn(
     Raises InvalidArgumentsError if the changelog does not reach the place ``at``.
     """
     if source.position is None:
-        raise WarehouseError(f"{house.name} has no changes yet")
+        raise WarehouseError(f"{house.name} has no changes yet", hint=FIRST_CHANGES)
     too_late = _is_after(at)
     if not isinstance(at, datetime):
         lsn = at.lsn if isinstance(at, Position) else int(at)

@@ -35,7 +35,10 @@ def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
     """Return a table's versions. Raises WarehouseError for a table without a key, which has no replica."""
     versions = warehouse.versions(table)
     if not has_key(versions):
-        raise WarehouseError(f"{table} has no key, which identifies its rows: it has a changelog, but no replica")
+        raise WarehouseError(
+            f"{table} has no key, which identifies its rows: it has a changelog, but no replica",
+            hint="read its changelog; or give it a primary key on the server: cdcpipe-spark run then copies it",
+        )
     return versions
 
 

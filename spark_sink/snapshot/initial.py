@@ -23,6 +23,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from spark_sink.client.prepare import slot_exists
+from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.staging.log import former_system_ids, has_log
@@ -87,7 +88,9 @@ class InitialSnapshot(Snapshot):
         """
         found = read_json(_path(self.warehouse))
         if found is not None and found.get("version") != FORMAT:
-            raise WarehouseError(f"{_path(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}")
+            raise WarehouseError(
+                f"{_path(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}", hint=NEWER
+            )
         if found is not None and found.get("slot") != self.config.slot:
             raise WarehouseError(
                 f"{_path(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"

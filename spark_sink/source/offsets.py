@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from spark_sink.files.local import NEWER, RESTORE
 from spark_sink.files.places import read_lines
 from spark_sink.staging.log import Position, StagingError
 
@@ -71,9 +72,9 @@ def read_offset(offset: Any) -> Position:
     found = offset.get("format") if isinstance(offset, dict) else None
     if found != OFFSET_FORMAT:
         msg = f"the checkpoint has an offset of format {found!r}; this program knows {OFFSET_FORMAT}"
-        raise StagingError(msg, hint="use the version of cdcpipe that wrote it, or a newer one")
+        raise StagingError(msg, hint=NEWER)
     try:
         return Position.parse(str(offset.get("position")))
     except ValueError as ex:
         msg = f"the checkpoint has a damaged offset: {ex}"
-        raise StagingError(msg) from ex
+        raise StagingError(msg, hint=RESTORE) from ex

@@ -175,7 +175,9 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` can't write tables in ``format``."""
     needs_delta = _needs_delta(format)
     if not spark.version.startswith("4.2."):
-        raise InitError(f"this is Spark {spark.version}; cdcpipe needs Spark 4.2")
+        raise InitError(
+            f"this is Spark {spark.version}; cdcpipe needs Spark 4.2", hint="run it with Spark 4.2: pip install 'cdcpipe[spark]'"
+        )
     if not needs_delta:
         return
     extensions = str(spark.conf.get("spark.sql.extensions", "") or "")

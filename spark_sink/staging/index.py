@@ -343,7 +343,7 @@ class _Builder:
         ordinal = before - np.where(transaction == NO_TRANSACTION, before, before[begin][transaction]) if len(begin) else before
         if len(ordinal) and ordinal.max() > np.iinfo(np.int32).max:
             msg = f"segment {self._path}: a transaction has more than {np.iinfo(np.int32).max} changes"
-            raise StagingError(msg)
+            raise StagingError(msg, hint="divide it on the server, and begin again with a new slot and staging directory")
         return ordinal.astype(np.int32)
 
     def _messages(self, transaction: Array, commit: Array) -> Array:

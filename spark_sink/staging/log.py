@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.retry import RetryPolicy
-from spark_sink.files.local import RESTORE, read_json
+from spark_sink.files.local import NEWER, RESTORE, read_json
 from spark_sink.staging.gap import Gap
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
         return None
     if value.get("format") != FORMAT:
         msg = f"{path} has format {value.get('format')!r}; this program knows {FORMAT}"
-        raise StagingError(msg, hint="use the version of cdcpipe that wrote it, or a newer one")
+        raise StagingError(msg, hint=NEWER)
     publications = _field(path, value, "publications", list)
     options = _field(path, value, "options", dict)
     try:
@@ -238,10 +238,10 @@ def list_epochs(root: Path | str) -> list[Epoch]:
     for before, epoch in pairwise(epochs):
         if not _continues(before, epoch):
             msg = f"{root}: epochs {before.number} and {epoch.number} differ in server, database or slot, or the timeline goes back"
-            raise StagingError(msg, hint="one staging directory serves one slot; do not mix the files of two")
+            raise StagingError(msg, hint=_MIXED_HINT)
         if epoch.start_lsn < before.start_lsn:
             msg = f"{root}: epoch {epoch.number} starts before epoch {before.number}"
-            raise StagingError(msg)
+            raise StagingError(msg, hint=_MIXED_HINT)
     return epochs
 
 
@@ -338,6 +338,8 @@ def _check_unused(root: Path) -> None:
             msg = f"{root} has lost the directories of its epochs (000001 and so on): its {name} tells of changes that were in them"
             raise StagingError(msg, hint=_ALL_LOST_HINT)
 
+
+_MIXED_HINT = "one staging directory serves one slot; do not mix the files of two"
 
 _ALL_LOST_HINT = (
     "restore them from a copy of the directory. Without a copy, start with an empty directory: run says if its tables lack "

@@ -39,7 +39,7 @@ from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes, stored_histories
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -150,7 +150,7 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
     """
     position, end_lsn = house.source().position, F.col("_cdc_end_lsn")
     if position is None:
-        raise WarehouseError(f"{house.name} has no changes yet")
+        raise WarehouseError(f"{house.name} has no changes yet", hint=FIRST_CHANGES)
     if not isinstance(before, datetime):
         lsn = before.lsn if isinstance(before, Position) else int(before)
         if lsn > position.lsn or (isinstance(before, Position) and before.epoch > position.epoch):

@@ -33,6 +33,7 @@ _ABSENCE_S = 3.0
 """How long changes may wait in the slot when no launcher runs, because one that is started again needs a moment."""
 _STALL_S = 30.0
 """How long the tables may stand still when no launcher runs. A pipeline of a program's own may be slow."""
+_STAGING_HINT = "give the directory that cdcpipe-spark run has as --staging: --staging DIR"
 _START_HINT = "start cdcpipe-spark run, or run --available-now, which ends when the tables have all changes"
 
 _XIDS = 1 << 32
@@ -85,15 +86,14 @@ class Visibility:
 
 def check_log(source: Source, staging: Path) -> None:
     """Raise InvalidArgumentsError unless the staging directory has the log that the tables are made of."""
-    hint = "give the directory that cdcpipe-spark run has as --staging: --staging DIR"
     epochs = list_epochs(staging)
     if not epochs:
-        raise InvalidArgumentsError(f"{staging} has no log, so it is not known how far the tables have to come", hint=hint)
+        raise InvalidArgumentsError(f"{staging} has no log, so it is not known how far the tables have to come", hint=_STAGING_HINT)
     if (epochs[-1].slot, epochs[-1].database) != (source.slot, source.database):
         raise InvalidArgumentsError(
             f"{staging} has the log of slot {epochs[-1].slot} of database {epochs[-1].database}, but the tables have the changes"
             f" of slot {source.slot} of database {source.database}",
-            hint=hint,
+            hint=_STAGING_HINT,
         )
 
 
@@ -164,7 +164,7 @@ def wait_for_tables(house: Warehouse, staging: Path, deadline: float, tell: Call
     """
     end = log_end(staging)
     if end is None:
-        raise VerifyError(f"{staging} has no log")
+        raise VerifyError(f"{staging} has no log", hint=_STAGING_HINT)
     last, last_at = house.source().position, time.monotonic()
     while True:
         position, now = house.source().position, time.monotonic()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
@@ -66,7 +67,7 @@ def read(house: Warehouse) -> list[TablesGap]:
     try:
         return [] if found is None else [TablesGap.from_json(each) for each in found["gaps"]]
     except (KeyError, TypeError, ValueError) as ex:
-        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}") from ex
+        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=RESTORE) from ex
 
 
 def _write(house: Warehouse, gaps: Iterable[TablesGap]) -> None:

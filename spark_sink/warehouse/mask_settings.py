@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdcpipe.lsn import format_lsn
 from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks
 from cdcpipe.publishing import ColumnPattern
+from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.types import original_name
 from spark_sink.warehouse.wanted_copies import want
@@ -60,7 +61,7 @@ def settle(house: Warehouse) -> None:
     path, masks = masks_path(house.root), house.masks
     found: dict[str, Any] = read_json(path) or {}
     if found and found.get("version") != _VERSION:
-        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {_VERSION}")
+        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {_VERSION}", hint=NEWER)
     before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
     if None not in (key, found.get("key")) and key != found.get("key"):
         raise WarehouseError(

@@ -44,6 +44,7 @@ from urllib.parse import unquote
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.masks import Masks
 from spark_sink.delta.log import LogCache
+from spark_sink.files.local import NEWER, RESTORE
 from spark_sink.files.places import check_store, is_local, make_directory, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
@@ -67,6 +68,9 @@ READER: Final = "tables"
 
 _ANOTHER = "--warehouse, --staging and -S, each another one"
 """What another warehouse needs."""
+
+FIRST_CHANGES: Final = "wait until cdcpipe-spark run has brought the first changes"
+"""The hint for a warehouse that no changes have reached."""
 
 _LAYOUT_VERSION = 1
 """The version of this layout. Other versions are refused."""
@@ -107,7 +111,7 @@ class Source:
                 position=Position.parse(found["position"]) if "position" in found else None,
             )
         except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{path} is damaged: {ex!r}") from ex
+            raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
 
     def check(self, warehouse: str, theirs: str, hint: str, **values: str) -> None:
         """Raise InvalidArgumentsError unless the source has these values; ``theirs`` says in the message whose they are."""
@@ -327,7 +331,9 @@ class Warehouse:
         ``found`` are the contents of that file.
         """
         if found.get("version") != _LAYOUT_VERSION:
-            raise WarehouseError(f"{self.identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}")
+            raise WarehouseError(
+                f"{self.identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}", hint=NEWER
+            )
         if found.get("format") != self.format.name:
             raise InvalidArgumentsError(
                 f"{self.name} has {found.get('format')} tables, not {self.format.name}",
@@ -349,7 +355,10 @@ class Warehouse:
         """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning."""
         found = read_json(self.identity_path)
         if found is None:
-            raise WarehouseError(f"{self.identity_path} does not exist any more")
+            raise WarehouseError(
+                f"{self.identity_path} does not exist any more",
+                hint="put the warehouse back; or start cdcpipe-spark run again with -c, which makes it anew",
+            )
         begin = {} if "position" in found else {"begin": str(position)}
         write_json(self.identity_path, found | begin | {"position": str(position)})
 
@@ -368,7 +377,7 @@ class Warehouse:
         try:
             return [] if found is None else [Version.from_json(value) for value in found["versions"]]
         except (KeyError, TypeError, ValueError, AttributeError) as ex:
-            raise WarehouseError(f"{path} is damaged: {ex!r}") from ex
+            raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
 
     def write_versions(self, table: Table, versions: list[Version]) -> None:
         """Replace a table's versions."""
@@ -391,7 +400,7 @@ class Warehouse:
         try:
             return Names() if found is None else Names.from_json(found)
         except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{self._names_path} is damaged: {ex!r}", hint="restore the file from a copy") from ex
+            raise WarehouseError(f"{self._names_path} is damaged: {ex!r}", hint=RESTORE) from ex
 
     def write_names(self, names: Names) -> None:
         """Replace the names of the tables. Call this before any change is in a table that depends on them."""

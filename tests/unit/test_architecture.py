@@ -72,3 +72,16 @@ def test_nothing_is_too_long() -> None:
                     found.append(f"{place}: {node.name} has {methods} methods")
     assert len(CODE) > 300
     assert found == []
+
+
+def test_an_error_of_a_directory_says_what_to_do() -> None:
+    """Damaged, unknown or missing files need a person, who gets a hint."""
+    errors = {"DamagedFileError", "StagingError", "WarehouseError"}
+    raised = [
+        (path.relative_to(ROOT), node.lineno, node.exc)
+        for path in CODE
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in errors
+    ]
+    assert len(raised) > 50
+    assert [f"{path}:{line}" for path, line, call in raised if not any(keyword.arg == "hint" for keyword in call.keywords)] == []
