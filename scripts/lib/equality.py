@@ -9,12 +9,14 @@ For each table, under the name that its changes were published with:
   replica's value read as the column's type.
 - A replay of the changelog gives the same rows.
 
+The changelog of logical messages has each message that was committed since the warehouse began, once.
+
 This code shares nothing with `cdcpipe-spark verify`. The answer of `verify` is one more part of the comparison.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from model import Relation, quote
@@ -31,13 +33,13 @@ from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from psycopg import Connection
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["compare", "compare_changelog"]
+__all__ = ["compare", "compare_changelog", "compare_messages"]
 
 _SHOWN = 3
 """So many of a kind of differences are shown."""
@@ -85,15 +87,28 @@ def compare_changelog(spark: SparkSession, path: Path, ledger: Ledger) -> Iterat
 
 
 def _compare_messages(spark: SparkSession, house: Warehouse, ledger: Ledger) -> Iterator[str]:
-    found: list[str] = []
+    found: list[int] = []
     if house.has_changelog(MESSAGES):
         rows = changelogs_of(spark, house).read(MESSAGES).where("transactional").select("_cdc_lsn").collect()
-        found = [format_lsn(row[0]) for row in rows]
-    # Messages that are older than the slot are rightly missing, because a snapshot has no messages.
-    first = min(found, key=LSN.parse, default=None)
-    wanted = [lsn for lsn in ledger.messages if first is not None and LSN.parse(lsn) >= LSN.parse(first)]
-    if sorted(found) != sorted(wanted):
-        yield f"messages: {len(found)} where {len(wanted)} were committed"
+        found = [row[0] for row in rows]
+    begin = house.source().begin
+    assert begin is not None
+    yield from compare_messages(found, [LSN.parse(lsn) for lsn in ledger.messages], begin.lsn)
+
+
+def compare_messages(found: Sequence[int], committed: Sequence[int], begin_lsn: int) -> Iterator[str]:
+    """Yield the differences between the LSNs of messages in a changelog that begins at ``begin_lsn``, and of committed ones.
+
+    A snapshot has no messages, so the changelog may lack those from before its beginning. It may have some of them, because their
+    transactions may have committed later.
+    """
+    for what, lsns in (
+        ("twice", [lsn for lsn, count in Counter(found).items() if count > 1]),
+        ("missing", {lsn for lsn in committed if lsn > begin_lsn}.difference(found)),
+        ("surplus", set(found).difference(committed)),
+    ):
+        if lsns:
+            yield f"messages: {len(lsns)} {what}: {[format_lsn(lsn) for lsn in sorted(lsns)[:_SHOWN]]}"
 
 
 def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tuple[int, int]]) -> Iterator[str]:

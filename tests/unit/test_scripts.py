@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import big
+import equality
 import pytest
 from soak_options import BIG_CASES
 
@@ -69,3 +70,19 @@ def test_the_demo_leaves_other_directories_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not from an earlier demo" in done.stderr
     assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    ("found", "difference"),
+    [
+        ([20, 30], None),
+        ([10, 20, 30], None),  # it was written before the slot was made, and committed later
+        ([], "2 missing: ['0/14', '0/1E']"),
+        ([30], "1 missing: ['0/14']"),
+        ([20, 20, 30], "1 twice: ['0/14']"),
+        ([20, 25, 30], "1 surplus: ['0/19']"),
+    ],
+)
+def test_soak_finds_messages_that_differ(found: list[int], difference: str | None) -> None:
+    expected = [] if difference is None else [f"messages: {difference}"]
+    assert list(equality.compare_messages(found, committed=[5, 10, 20, 30], begin_lsn=10)) == expected
