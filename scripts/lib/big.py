@@ -13,7 +13,6 @@ is largest. Memory that several processes share, such as segments of the staging
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -147,13 +146,10 @@ class _Memory(threading.Thread):
 
 def _run(log: Path, *arguments: str) -> tuple[float, dict[str, int]]:
     """Run a subcommand until it ends. Return its seconds and its memory in MB."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     started = time.monotonic()
     with log.open("ab") as stream:
         command = [sys.executable, "-P", "-m", "spark_sink", *arguments]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=os.environ | {"PYTHONPATH": path}
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=processes.environment())
         with _Memory(process.pid) as memory:
             code = process.wait()
     if code != 0:

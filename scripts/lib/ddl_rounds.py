@@ -12,7 +12,6 @@ A round makes a database with the tables of ddl_workload.py. It runs parts of th
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import processes
 from ddl_workload import State, Workload
+from soak_round import JVM_OPTIONS
 
 import spark_sink
 from cdcpipe.errors import CdcpipeError
@@ -48,7 +49,6 @@ __all__ = ["SETTINGS", "DdlError", "DdlRound"]
 SETTINGS = {"max_prepared_transactions": "20"}
 """The server's."""
 
-_ROOT = Path(__file__).parents[2]
 _SLOT = "ddl"
 _PATIENCE_S = 600.0
 _MADE_ANEW = ("the server has another table of this name", "the warehouse has no such table")
@@ -171,7 +171,13 @@ class DdlRound:
         command += ["--heal", "off", "--dropped-columns", self._config.dropped_columns, "--optimize-interval", "off"]
         command += ["--seal-interval", "0.1", "--replica-interval", "0", "--available-now", *self.options]
         with (self.directory / "log").open("ab") as stream:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=_environment())
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=processes.environment(SPARK_SUBMIT_OPTS=JVM_OPTIONS),
+            )
         try:
             deadline = time.monotonic() + _PATIENCE_S
             while process.poll() is None and self._commits() < wanted:
@@ -190,7 +196,7 @@ class DdlRound:
 
     def _install(self) -> None:
         command = [sys.executable, "-P", "-m", "cli", "ddl", "install", "-d", self._dsn, "--publication", "everything"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment())
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=processes.environment(SPARK_SUBMIT_OPTS=JVM_OPTIONS))
 
     # --- the comparison ---
 
@@ -265,10 +271,3 @@ def _failing(left: int, *, is_before: bool) -> Iterator[None]:
         for owner, name in _STEPS:
             patches.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
         yield
-
-
-def _environment() -> dict[str, str]:
-    from soak_round import JVM_OPTIONS
-
-    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
-    return {"SPARK_SUBMIT_OPTS": JVM_OPTIONS} | os.environ | {"PYTHONPATH": path}

@@ -1,13 +1,33 @@
-"""The processes of a running pipeline: finds them, tells the role of each, and kills those of given roles."""
+"""The processes of a running pipeline: finds them, tells the role of each, and kills those of given roles.
+
+`environment` is for the processes that the scripts start: they import the packages of this checkout.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import psutil
 
-__all__ = ["kill", "role", "running"]
+__all__ = ["children", "environment", "kill", "role", "running"]
+
+_ROOT = Path(__file__).parents[2]
+
+
+def environment(**defaults: str) -> dict[str, str]:
+    """Return the environment of this process, with ``defaults`` and this checkout first on Python's path."""
+    path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return defaults | os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of a process's own children."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def running(pid: int) -> dict[psutil.Process, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import signal
@@ -158,8 +157,7 @@ class Round:
         command = [sys.executable, "-P", "-m", "spark_sink", "run", "-v", "-d", self._dsn, "-S", SLOT, "-c"]
         command += ["--publication", PUBLICATION, "--staging", str(self.staging), "--warehouse", str(self.warehouse)]
         command += ["--seal-interval", "0.1", "--trigger-interval", "0.2", *self._batch_options, *self.options, *options]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-        environment = {"SPARK_SUBMIT_OPTS": JVM_OPTIONS} | os.environ | {"PYTHONPATH": path}
+        environment = processes.environment(SPARK_SUBMIT_OPTS=JVM_OPTIONS)
         with self.log.open("ab") as stream:
             stream.write(f"--- start {self._starts}: {' '.join(command)}\n".encode())
             stream.flush()

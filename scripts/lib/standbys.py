@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+import processes
 from postgres import Cluster, PostgresError
 
 __all__ = ["Pair", "become_standby", "execute", "follow", "kill", "rebuild", "wait_for_replay"]
@@ -29,27 +30,18 @@ def kill(cluster: Cluster) -> None:
     """Kill all processes of a server with SIGKILL, and wait until they are gone. `Cluster.resume` starts it again."""
     postmaster = cluster.pid
     os.kill(postmaster, signal.SIGSTOP)  # so that it starts no more processes
-    processes = [postmaster, *_children(postmaster)]
-    for process in processes:
+    family = [postmaster, *processes.children(postmaster)]
+    for process in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + _DEADLINE_S
-    while any(_is_running(process) for process in processes):
+    while any(map(_is_running, family)):
         if time.monotonic() > deadline:
             raise PostgresError(f"a process of {cluster.directory} survived SIGKILL")
         time.sleep(0.01)
     # Where nobody reaps it at once, its number still exists, and the next postmaster would take it for another one.
     for left in (cluster.data / "postmaster.pid", *cluster.directory.glob(".s.PGSQL.*.lock")):
         left.unlink()
-
-
-def _children(parent: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(path.parent.name))
-    return found
 
 
 def _is_running(process: int) -> bool:

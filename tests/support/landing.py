@@ -8,7 +8,7 @@ import postgres
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
-from cdcpipe.pgoutput.messages import Delete, Insert, Truncate, Update
+from cdcpipe.pgoutput.messages import Commit, Delete, Insert, Relation, Truncate, Update
 from cdcpipe.pipe.framing import RecordReader
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
@@ -53,9 +53,9 @@ def replay(staging: Path) -> tuple[dict[str, dict[bytes, tuple[Any, ...]]], int]
                 case Truncate():
                     for relation_id in message.relation_ids:
                         tables[names[relation_id]] = {}
-                case _ if type(message).__name__ == "Relation":
+                case Relation():
                     names[message.relation_id] = message.name
-                case _ if type(message).__name__ == "Commit":
+                case Commit():
                     transactions += 1
                     assert message.end_lsn > last_end_lsn
                     last_end_lsn = message.end_lsn
@@ -83,17 +83,6 @@ def confirmed_lsn(database: postgres.Database) -> int:
     return LSN.parse(text)
 
 
-def is_child(stat: Path, pid: int) -> bool:
-    try:
-        return int(stat.read_text().rpartition(")")[2].split()[1]) == pid
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def land(config: LauncherConfig) -> None:
     with Launcher(config) as launcher:
         launcher.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if is_child(path, pid)]

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pexpect
 import postgres
+import processes
 import psycopg
 import pytest
 
@@ -33,7 +34,7 @@ from spark_sink.staging import account
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.log import list_epochs, list_segments, log_end
 from support.cli_process import run_spark_cli
-from support.landing import check_tables, children, config_for, confirmed_lsn, land, replay
+from support.landing import check_tables, config_for, confirmed_lsn, land, replay
 from support.paths import ROOT
 from support.waiting import until
 
@@ -197,7 +198,7 @@ def test_postgres_kill_loops(database: postgres.Database, tmp_path: Path):
                     if turn % 2:
                         end = log_end(tmp_path)
                         # Its children are those of its main thread or of others; all have it as their parent.
-                        for pid in children(process.pid):
+                        for pid in processes.children(process.pid):
                             os.kill(pid, signal.SIGKILL)
                         until(lambda end=end: log_end(tmp_path) > end, "a segment after the streamer was killed")
                 finally:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Self
 
 import postgres
+import processes
 import pytest
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.framing import RecordReader
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging.log import list_segments, log_end
-from support.landing import children, config_for, confirmed_lsn
+from support.landing import config_for, confirmed_lsn
 from support.paths import ROOT
 from support.waiting import until
 from support.whole_transactions import plain
@@ -201,10 +202,13 @@ def test_postgres_kills_in_the_middle_of_streamed_transactions(database: postgre
             with open(tmp_path / "stderr", "ab") as errors, subprocess.Popen(argv, cwd=ROOT, stderr=errors) as process:
                 try:
                     for _ in range(chance.randrange(1, 4)):
-                        until(lambda pid=process.pid: work.step() or any(map(holds_a_file, children(pid))), "a held transaction")
+                        until(
+                            lambda pid=process.pid: work.step() or any(map(holds_a_file, processes.children(pid))),
+                            "a held transaction",
+                        )
                         for _ in range(chance.randrange(8)):
                             work.step()
-                        for pid in children(process.pid):
+                        for pid in processes.children(process.pid):
                             os.kill(pid, signal.SIGKILL)
                         assert process.poll() is None
                 finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import big
 import equality
+import processes
 import pytest
 from soak_options import BIG_CASES
 
@@ -86,3 +87,21 @@ def test_the_demo_leaves_other_directories_alone(tmp_path: Path) -> None:
 def test_soak_finds_messages_that_differ(found: list[int], difference: str | None) -> None:
     expected = [] if difference is None else [f"messages: {difference}"]
     assert list(equality.compare_messages(found, committed=[5, 10, 20, 30], begin_lsn=10)) == expected
+
+
+def test_programs_of_the_scripts_import_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty item of the path would be the current directory."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert processes.environment(MORE="x")["PYTHONPATH"] == str(ROOT)
+    monkeypatch.setenv("PYTHONPATH", "/there")
+    monkeypatch.setenv("MORE", "given")
+    found = processes.environment(MORE="x")
+    assert (found["PYTHONPATH"], found["MORE"]) == (f"{ROOT}{os.pathsep}/there", "given")
+
+
+def test_the_children_of_a_process() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert child.pid in processes.children(os.getpid())
+        child.kill()
+    assert child.pid not in processes.children(os.getpid())
+    assert processes.children(child.pid) == []
