@@ -13,7 +13,7 @@ from cdcpipe.logs import FORMATS
 from cdcpipe.publishing import KEYLESS, REFUSE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 __all__ = [
     "CONNECTION",
@@ -26,6 +26,7 @@ __all__ = [
     "SLOT",
     "Option",
     "OptionGroup",
+    "usage_hint",
 ]
 
 
@@ -44,6 +45,18 @@ class OptionGroup:
     title: str
     help: str
     options: tuple[Option, ...]
+
+
+def usage_hint(arguments: Iterable[str], names: Collection[str]) -> str:
+    """Return the hint for ``arguments`` that are wrong. ``names`` are the options of the command.
+
+    It names a long option that was written with one hyphen: ``-publication shop`` is ``-p ublication``, and the word ``shop``.
+    """
+    for argument in arguments:
+        name = f"-{argument.partition('=')[0]}"
+        if name.startswith("--") and name in names:
+            return f"{name} has two hyphens"
+    return "--help shows the options"
 
 
 def _option(*names: str, **settings: Any) -> Option:

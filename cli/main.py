@@ -28,7 +28,7 @@ from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
-from cdcpipe.options import LOG_FORMAT, METRICS
+from cdcpipe.options import LOG_FORMAT, METRICS, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable_lines
 from cdcpipe.streaming.metrics import StreamMetrics
@@ -432,7 +432,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as ex:
         return ExitCode.SUCCESS if ex.exit_code == 0 else ExitCode.INVALID_ARGS
     except click.ClickException as ex:
-        return _complain(ex.format_message(), "--help shows the options", ExitCode.INVALID_ARGS)
+        context = ex.ctx if isinstance(ex, click.UsageError) else None
+        names = {name for param in context.command.params for name in param.opts} if context else ()
+        hint = usage_hint(sys.argv[1:] if arguments is None else arguments, names)
+        return _complain(ex.format_message(), hint, ExitCode.INVALID_ARGS)
     except CdcpipeError as ex:
         limit = limit_hint(ex)
         return _complain(ex.message, limit or ex.hint, ExitCode.SYSTEM_ERROR if limit else ex.exit_code)

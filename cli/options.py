@@ -44,7 +44,7 @@ class CommandGroup(cloup.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the arguments name, as click does."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(sorted(self.commands))}")
+            raise click.UsageError(f"no such command: {args[0]}; the commands are {', '.join(sorted(self.commands))}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -17,6 +17,7 @@ import cloup
 
 from cdcpipe import descriptors, logs
 from cdcpipe.errors import CdcpipeError, OutputError
+from cdcpipe.options import usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable_lines
 from cdcpipe.threads import have_no_blas_threads
@@ -78,7 +79,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         click.echo(ex.format_message(), err=True)
         return ExitCode.INVALID_ARGS
     except click.ClickException as ex:
-        return _complain(ex.format_message(), "--help shows the options", ExitCode.INVALID_ARGS)
+        context = ex.ctx if isinstance(ex, click.UsageError) else None
+        names = {name for param in context.command.params for name in param.opts} if context else ()
+        hint = usage_hint(sys.argv[1:] if arguments is None else arguments, names)
+        return _complain(ex.format_message(), hint, ExitCode.INVALID_ARGS)
     except CdcpipeError as ex:
         return _complain(ex.message, ex.hint, ex.exit_code)
     except ModuleNotFoundError as ex:

@@ -44,6 +44,9 @@ USAGE = [
     (["prepare", "-S", "s", "--create-timeout", "0"], "goes with -c"),
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
     (["nonsense"], "nonsense"),
+    (["-S", "s", "-publication", "shop"], "--publication has two hyphens"),
+    (["prepare", "-slot=s", "--publication", "shop"], "--slot has two hyphens"),
+    (["-d", "S", "nonsense"], "--help shows the options"),  # the value S is not the option -S
     (["prepare", "--nonsense"], "--nonsense"),
     (["-d", "shop", "-U", "me", "ddl", "remove"], "before ddl has no effect on it: -d, -U;"),
     (["-S", "s", "prepare"], "before prepare has no effect on it: -S;"),

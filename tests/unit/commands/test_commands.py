@@ -43,6 +43,12 @@ def test_usage_errors_exit_with_1(arguments: list[str], commands: ForkedCommands
     assert "Traceback" not in ended.stderr
 
 
+def test_a_long_option_with_one_hyphen_is_named(commands: ForkedCommands) -> None:
+    ended = commands.cdcpipe_spark("land", "-S", "s", "-publication", "p", "--staging", "/nowhere/x")
+    assert ended.code == 1
+    assert ended.stderr.endswith("hint: --publication has two hyphens\n")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["-?"], ["land", "--help"], ["land", "-?"], ["status", "-?"], ["--version"]])
 def test_help(arguments: list[str], commands: ForkedCommands):
     ended = commands.cdcpipe_spark(*arguments)
