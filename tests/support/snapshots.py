@@ -94,21 +94,23 @@ class InitialCopy:
         of_table = f"attrelid = '{quote_identifier(name)}'::regclass and attnum > 0 and not attisdropped"
         listed = [column for (column,) in self.query(f"select attname from pg_attribute where {of_table} order by attname")]
         listed = [column for column in listed if columns == "*" or column in columns.split()]
-        texts = ", ".join(f"format('%s', {quote_identifier(column)})" for column in listed)
+        # For `format` NULL is an empty text.
+        quoted = map(quote_identifier, listed)
+        texts = ", ".join(f"case when {column} is distinct from null then format('%s', {column}) end" for column in quoted)
         expected = Counter(self.query(f"select {texts} from {quote_identifier(name)} where {where}"))
         rows = read_replica(self.spark, warehouse.root, f"public.{name}")
         exact = "_cdc_exact" in rows.columns
         have = []
         for row in rows.collect():
             texts_of = dict(row["_cdc_exact"] or {}) if exact else {}
-            have.append(tuple(texts_of.get(column) or as_text(row[column]) for column in listed))
+            have.append(tuple(texts_of.get(column, as_text(row[column])) for column in listed))
         assert Counter(have) == expected, name
 
 
-def as_text(value: Any) -> str:
+def as_text(value: Any) -> str | None:
     """Return the text that `format` writes with the session's settings. Supports only the types of the tables here."""
     if value is None:
-        return ""
+        return None
     if hasattr(value, "tzinfo"):
         return f"{value:%Y-%m-%d %H:%M:%S}+00"
     return str(value)
