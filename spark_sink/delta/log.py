@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cdcpipe.retry import RetryPolicy
-from spark_sink.files import places
+from spark_sink.files import clock, places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -347,18 +347,26 @@ def shorten(path: Path, age_s: float) -> int:
     """
     log = path / "_delta_log"
     names = places.list_names(log)
-    checkpoints = sorted(_checkpoints(names))
     until = time.time() - age_s
-    old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
-    first = checkpoints[old - 1][0] if old else 0
-    # Delete in order, so that a commit exists as long as the one before it. Each new commit checks its predecessor (commit.py).
-    gone = sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
-    if not gone or any(map(_CHECKPOINT_V2.fullmatch, names)):
+    if not _before_checkpoint(log, names, until) or any(map(_CHECKPOINT_V2.fullmatch, names)):
         return 0
-    if _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
+    # The times of checkpoints come from another clock. Compare the clocks only now, because a store needs three requests for it.
+    gone = _before_checkpoint(log, names, until - clock.behind_s(path))
+    if not gone or _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
         return 0
     places.remove_files(log, gone)
     return len(_versions(gone))
+
+
+def _before_checkpoint(log: Path, names: Sequence[str], until: float) -> list[str]:
+    """Return the names of the versions before the newest checkpoint that was written at ``until`` or earlier.
+
+    They are in order, so that a commit exists as long as the one before it. Each new commit checks its predecessor (commit.py).
+    """
+    checkpoints = sorted(_checkpoints(names))
+    old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
+    first = checkpoints[old - 1][0] if old else 0
+    return sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
 
 
 def _names(log: Path) -> list[str]:

@@ -19,10 +19,11 @@ from typing import Final
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.units import format_duration, format_size
 from spark_sink.doctor.mounts import Mount, find_mount, judge_mount, parse_mounts
+from spark_sink.files.clock import difference_s
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory
 from spark_sink.files.lock import try_lock
 
-__all__ = ["Directory", "clock", "clock_ahead_s", "file_system", "judge_clock", "place", "probe", "space"]
+__all__ = ["Directory", "clock", "file_system", "judge_clock", "place", "probe", "space"]
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LEAST_FREE: Final = 256 << 20
@@ -107,7 +108,7 @@ def _try(directory: Path, failures: dict[str, str]) -> float:
                     os.fsync(fd)
                     fsync_directory(directory)
                 written_at, after = os.fstat(fd).st_mtime, time.time()
-                ahead = clock_ahead_s(written_at, before, after)
+                ahead = difference_s(written_at, before, after)
                 with _noting(failures, "flock"):
                     if not (try_lock(fd) and _keeps_others_out(name)):
                         failures["flock"] = ""
@@ -210,14 +211,6 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
 def clock(found: Directory) -> Iterator[Verdict]:
     """Judge whether file times follow this machine's clock. Old files are deleted by these times."""
     yield from judge_clock(found.what, found.clock_ahead_s)
-
-
-def clock_ahead_s(written_at: float, before: float, after: float) -> float:
-    """Return how far the clock of a file system is ahead, from the time of a file that was written between two moments.
-
-    Allows for file systems that store whole seconds.
-    """
-    return 0.0 if before - 1 <= written_at <= after + 1 else written_at - (before + after) / 2
 
 
 def judge_clock(where: str, ahead_s: float) -> Iterator[Verdict]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cdcpipe.doctor.findings import Verdict, error, ok
-from spark_sink.doctor.directories import clock_ahead_s, judge_clock
+from spark_sink.doctor.directories import judge_clock
+from spark_sink.files import clock as files_clock
 from spark_sink.files import places
 from spark_sink.files.places import StorageError
 
@@ -23,7 +22,7 @@ _HINT = "check bucket, credentials and network"
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The facts about a store. ``problem`` is None if there is none. The clock is None if the store does not tell its time."""
+    """The facts about a store. ``problem`` is None if there is none. The clock is None if there is a problem."""
 
     name: str
     problem: tuple[str, str] | None
@@ -39,27 +38,13 @@ def probe(root: Path) -> Store:
     name = places.name(root)
     try:
         places.check_store(root)
-        return Store(name, None, _clock_ahead_s(root / "_cdcpipe/doctor_check"))
+        return Store(name, None, files_clock.ahead_s(root / "_cdcpipe"))
     except StorageError as ex:
         return Store(name, (ex.message, ex.hint or _HINT), None)
     except Exception as ex:  # the libraries of stores raise errors of many types
         _logger.info("the store", exc_info=True)
         said = str(ex).strip().partition("\n")[0] or type(ex).__name__
         return Store(name, (f"{name} can't be reached: {said}", _HINT), None)
-
-
-def _clock_ahead_s(path: Any) -> float | None:
-    """Return how far the store's clock is ahead; None if the store does not tell when an object was written."""
-    before = time.time()
-    path.write_bytes(b"")
-    after = time.time()
-    try:
-        written_at = path.fs.modified(path.path).timestamp()
-    except (AttributeError, NotImplementedError):
-        return None
-    finally:
-        path.unlink(missing_ok=True)
-    return clock_ahead_s(written_at, before, after)
 
 
 def conditional_writes(found: Store) -> Iterator[Verdict]:

@@ -1,1 +1,1 @@
-"""Places, local or in an object store: durable and conditional writes, file locks, Parquet files."""
+"""Places, local or in an object store: durable and conditional writes, file locks, clocks, Parquet files."""

@@ -46,7 +46,7 @@ from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.removed_files import are_names_kept, keep_names
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
-from spark_sink.files import places
+from spark_sink.files import clock, places
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
@@ -225,7 +225,9 @@ class Upkeep:
                 with right():  # wait for the end of a micro-batch that runs
                     pass
             with nullcontext() if is_changelog else right():
-                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {retention_s / 3600:.6f} HOURS")
+                # If the clock of the file system or the store is behind, the files of an unfinished append look old.
+                kept_s = retention_s + clock.behind_s(path)
+                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {kept_s / 3600:.6f} HOURS")
         self._times.record(name)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:

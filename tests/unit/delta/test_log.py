@@ -1,7 +1,9 @@
 """The log of a Delta table, replayed without Spark."""
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from random import Random
 from uuid import uuid4
@@ -156,11 +158,11 @@ def test_a_cache_forgets_the_logs_that_were_not_read_for_the_longest_time(tmp_pa
 REMOVED = {"path": "removed", "deletionTimestamp": 1, "dataChange": False}
 
 
-def write_parquet_checkpoint(log: Path, actions: list[dict[str, object]], hint: dict[str, int]) -> None:
+def write_parquet_checkpoint(log: Path, actions: list[dict[str, object]], hint: dict[str, int], version: int = 0) -> None:
     kinds = sorted({kind for action in actions for kind in action})
     rows = [{kind: action.get(kind) for kind in kinds} for action in actions]
-    pq.write_table(pa.Table.from_pylist(rows), log / f"{0:020d}.checkpoint.parquet")
-    (log / "_last_checkpoint").write_text(json.dumps({"version": 0, "size": len(actions), **hint}))
+    pq.write_table(pa.Table.from_pylist(rows), log / f"{version:020d}.checkpoint.parquet")
+    (log / "_last_checkpoint").write_text(json.dumps({"version": version, "size": len(actions), **hint}))
 
 
 def test_what_a_checkpoint_tells_of_removed_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +191,16 @@ def test_a_large_checkpoint_is_written_after_more_commits(tmp_path: Path, action
     assert not delta_log.is_long(tmp_path)
     commit(log, enough)
     assert delta_log.is_long(tmp_path)
+
+
+def test_a_log_is_not_shortened_early_where_new_files_look_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "_delta_log"
+    for number in range(2):
+        commit(log, number, added(str(number), 7))
+    write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}], {}, version=1)
+    true_time, ahead_s = time.time, 7200.0
+    monkeypatch.setattr(time, "time", lambda: true_time() + ahead_s)
+    assert delta_log.shorten(tmp_path, 3600.0) == 0
+    ahead_s = 0.0
+    os.utime(log / f"{1:020d}.checkpoint.parquet", (0, 0))
+    assert delta_log.shorten(tmp_path, 3600.0) == 1

@@ -183,13 +183,6 @@ def test_clocks_of_file_systems() -> None:
     judge(directories.clock(directory(clock_ahead_s=7200.0)), "warning the clock of warehouse is 2 h ahead of")
 
 
-@pytest.mark.parametrize(
-    ("written_at", "ahead"), [(100.0, 0.0), (109.0, 0.0), (99.0, 0.0), (111.0, 0.0), (98.0, -7.0), (3705.0, 3600.0)]
-)
-def test_a_clock_is_read_from_the_time_of_a_file(written_at: float, ahead: float) -> None:
-    assert directories.clock_ahead_s(written_at, before=100.0, after=110.0) == ahead
-
-
 def test_a_directory_is_tried(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("stays")
     for path in (tmp_path, tmp_path / "not/there/yet"):

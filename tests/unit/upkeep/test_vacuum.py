@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta import file_table
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pytest
-
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
 
@@ -32,12 +32,14 @@ class Session:
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
+        self.statements: list[str] = []
         self.conf = type("Conf", (), {"set": lambda *_: None})()
 
     def newSession(self) -> Session:  # noqa: N802 - Spark's name
         return self
 
     def sql(self, statement: str) -> None:
+        self.statements.append(statement)
         self._events.append(statement.partition(" ")[0])
 
 
@@ -55,16 +57,33 @@ def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events
     monkeypatch.setattr(lock, name, taken)
 
 
-def test_vacuum_of_a_changelog_begins_between_two_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a pause of the machine, the files of a micro-batch that has not committed them look like old leftovers."""
-    house, lock, events = Warehouse(tmp_path, "delta"), TableLock(tmp_path), list[str]()
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    """A changelog and a replica whose VACUUM is due."""
+    made = Warehouse(tmp_path, "delta")
     (tmp_path / "_cdcpipe").mkdir()
-    house.write_versions(FRUIT, [version(0, 0, ID)])
-    for path in (house.changelog(FRUIT), house.replica(FRUIT)):
+    made.write_versions(FRUIT, [version(0, 0, ID)])
+    for path in (made.changelog(FRUIT), made.replica(FRUIT)):
         file_table.commit(file_table.define(path, SCHEMA, {}), [], Position(1, 10))
         keep_names(path, 3600.0)
     times = {"changelog/public.fruit": 0, "replica/public.fruit": 0}
     (tmp_path / "_cdcpipe/vacuumed.json").write_text(json.dumps(times))
+    return made
+
+
+def test_vacuum_keeps_files_for_longer_where_new_ones_look_old(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it deletes the files of a micro-batch that has not committed them."""
+    spark: Any = Session([])
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + 7200.0)
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
+    hours = [float(statement.split()[-2]) for statement in spark.statements]
+    assert hours == pytest.approx([3.0, 3.0], abs=0.2)
+
+
+def test_vacuum_of_a_changelog_begins_between_two_micro_batches(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause of the machine, the files of a micro-batch that has not committed them look like old leftovers."""
+    lock, events = TableLock(house.root), list[str]()
     observed(monkeypatch, lock, "append", events)
     observed(monkeypatch, lock, "merge", events)
     spark: Any = Session(events)
