@@ -34,6 +34,7 @@ __all__ = [
     "commits",
     "exists",
     "is_long",
+    "is_restored",
     "is_small",
     "newest_lsn",
     "pin",
@@ -67,6 +68,8 @@ _IMPLIED = {
     },
 }
 """The features that a version of the protocol without lists of features has, each with the first such version."""
+_WRITES = ("WRITE", "MERGE")
+"""The operations with which file_table.commit adds rows."""
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
 _NEWEST_COMMITS = 20
 _MANY_COMMITS, _MOST_COMMITS = 200, 1000
@@ -317,6 +320,23 @@ def newest_lsn(path: Path) -> int | None:
             if transaction is not None and transaction["appId"] == APPLICATION:
                 return int(transaction["version"])
     return TableLog(path).refresh().lsn or 0
+
+
+def is_restored(path: Path) -> bool:
+    """Tell whether RESTORE has set the table back since the last commit of this client or with its position.
+
+    The rows are those of an earlier version then, but the log keeps the position: RESTORE does not take it back.
+    """
+    for version in reversed(_versions(places.list_names(path / "_delta_log"))):
+        actions = [json.loads(line) for line in places.read_lines(commit_path(path, version))]
+        information: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        if information.get("operation") == "RESTORE":
+            return True
+        # Commits of other operations of this client change no rows.
+        is_own = information.get("engineInfo") == APPLICATION and information.get("operation") in _WRITES
+        if is_own or any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
+            return False
+    return False
 
 
 def pin(path: Path) -> TableLog | None:

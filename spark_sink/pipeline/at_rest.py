@@ -111,10 +111,10 @@ class Rest:
         return source.position if is_theirs and end is not None and source.position.lsn == end.lsn else None
 
     def _is_done(self, table: Table) -> bool:
-        """Tell whether a table's replica and its stored history have all changes of its changelog."""
+        """Tell whether a table's replica and its stored history have all changes of its changelog, which nobody has set back."""
         house = self._warehouse
         lsn, versions = house.format.lsn(house.changelog(table)), house.versions(table)
-        if lsn is None or not versions:
+        if lsn is None or not versions or any(map(house.format.is_restored, (house.changelog(table), house.replica(table)))):
             return False
         has_key = any(each.key for each in versions)
         if has_key and house.format.keeps_replicas and (house.format.lsn(house.replica(table)) or 0) < lsn:

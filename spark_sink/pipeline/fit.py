@@ -1,4 +1,7 @@
-"""Checks that a warehouse and a staging log fit together before a pipeline continues: neither is an older copy, or lacks a part."""
+"""Checks that a warehouse and a staging log fit together before a pipeline continues: neither is an older copy, or lacks a part.
+
+So does each table: another program may have set it back to an earlier version.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from spark_sink.files import places
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
 from spark_sink.staging.log import list_segments, log_end
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.formats import ANY
+from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ __all__ = [
     "behind_gap",
     "check_changelog",
     "check_copies",
+    "check_restored",
     "first_position",
     "less_readable",
     "name_less_readable",
@@ -88,6 +93,15 @@ def check_changelog(house: Warehouse, table: Table, position: Position) -> None:
             hint=f"restore it; or copy the table's rows anew: cdcpipe-spark snapshot --table {table}; or, if it is not published"
             f" any more and you do not want its tables, delete _cdcpipe/tables/{house.changelog(table).name}.json, too",
         )
+
+
+def check_restored(house: Warehouse, table: Table, position: Position) -> None:
+    """Let a table be copied whose changelog or replica another program has set back with RESTORE: it lacks changes since."""
+    for path in (house.changelog(table), house.replica(table)):
+        if house.format.is_restored(path):
+            if path == house.changelog(table):
+                purged_changes.record(house, table, house.format.lsn(path) or 0)
+            want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
 
 
 def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:

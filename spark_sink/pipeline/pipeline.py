@@ -385,6 +385,7 @@ class Pipeline:
             merge.finish_merges(self.warehouse)
             for table in self.warehouse.tables():
                 fit.check_changelog(self.warehouse, table, position)
+                fit.check_restored(self.warehouse, table, position)
         if self._names is not None:
             self._names.rename()
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])

@@ -88,6 +88,10 @@ class Format(ABC):
     def lsn(self, path: Path) -> int | None:
         """Return the LSN up to which a table has its changes (0 for none); None if there is no table."""
 
+    def is_restored(self, path: Path) -> bool:  # noqa: ARG002 - only some formats can
+        """Tell whether another program has set the table back to an earlier version, and it lacks changes before its LSN since."""
+        return False
+
     @abstractmethod
     def reader_features(self, path: Path) -> set[str]:
         """Return the features of a table that a reader must know; a reader that does not know one refuses the table."""
@@ -112,6 +116,9 @@ class DeltaFormat(Format):
 
     def lsn(self, path: Path) -> int | None:
         return delta_log.newest_lsn(path)
+
+    def is_restored(self, path: Path) -> bool:
+        return delta_log.is_restored(path)
 
     def reader_features(self, path: Path) -> set[str]:
         return delta_log.TableLog(path).refresh().features("readerFeatures")

@@ -1,0 +1,73 @@
+"""What a pipeline checks before it continues. Without Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_sink.delta import file_table
+from spark_sink.delta import log as delta_log
+from spark_sink.pipeline import fit
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse.wanted_copies import waiting
+from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FRUIT = Table("public", "fruit")
+SCHEMA = StructType([StructField("id", LongType())])
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    """A changelog and a replica that are both at 20."""
+    made = Warehouse(tmp_path, "delta")
+    made.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    made.write_versions(FRUIT, [version(0, 0, ID)])
+    for path in (made.changelog(FRUIT), made.replica(FRUIT)):
+        for lsn in (10, 20):
+            table = file_table.open_table(path) if delta_log.exists(path) else file_table.define(path, SCHEMA, {})
+            file_table.commit(table, [], Position(1, lsn))
+    return made
+
+
+def commit(path: Path, operation: str, *actions: dict[str, Any]) -> None:
+    """Commit as another program does."""
+    information = {"commitInfo": {"operation": operation, "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}}
+    lines = [json.dumps(action) for action in (information, *actions)]
+    delta_log.commit_path(path, delta_log.commits(path)[-1] + 1).write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("what", ["changelog", "replica"])
+def test_a_table_that_was_set_back_is_copied(house: Warehouse, what: str) -> None:
+    path = house.root / what / "public.fruit"
+    commit(path, "OPTIMIZE")
+    fit.check_restored(house, FRUIT, Position(1, 40))
+    assert waiting(house) == []
+    commit(path, "RESTORE")
+    commit(path, "OPTIMIZE")
+    file_table.redefine(path, "SET TBLPROPERTIES", lambda log: {**log.metadata, "description": "fruit"})
+    assert house.format.lsn(path) == 20  # it says that it has what it has lost
+    fit.check_restored(house, FRUIT, Position(1, 40))
+    wanted = [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)]
+    assert wanted == [(FRUIT, f"RESTORE has set its {what} back to an earlier version", 40)]
+    # as-of must not be asked for what the changelog has lost.
+    assert purged_changes.last_lsn(house, FRUIT) == (20 if what == "changelog" else 0)
+
+
+def test_a_copy_ends_that_a_table_counts_as_set_back(house: Warehouse) -> None:
+    path = house.changelog(FRUIT)
+    commit(path, "RESTORE")
+    file_table.commit(file_table.open_table(path), [], Position(1, 50), is_reached=False)  # the rows of the copy
+    assert not house.format.is_restored(path)
+    commit(path, "RESTORE")
+    commit(path, "WRITE", {"txn": {"appId": "cdcpipe", "version": 60}})  # Spark's commit for us
+    assert not house.format.is_restored(path)
+    assert not Warehouse(house.root / "other", "parquet").format.is_restored(path)
