@@ -38,6 +38,7 @@ from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
 from spark_sink.schema.names import FOLLOW
 from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot import publication
+from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
@@ -194,6 +195,7 @@ class Runner(Background):
             publication.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
         except InterruptedError:
             self._check_stopping()
+        want_deleted(self._warehouse)
         if self._has_nothing_to_do():
             self._is_complete = True
             return

@@ -22,9 +22,18 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["CatalogLook"]
+__all__ = ["CatalogLook", "want_deleted"]
 
 _logger = logging.getLogger(__name__)
+
+
+def want_deleted(house: Warehouse) -> None:
+    """Record that tables need a copy whose files somebody has deleted since the last look.
+
+    Call this before changes make these tables anew, without their earlier rows.
+    """
+    for table, since_lsn, reason in publication.deleted(publication.read(house), Homes(house)):
+        wanted_copies.want(house, table, since_lsn, reason)
 
 
 class CatalogLook:
@@ -49,7 +58,7 @@ class CatalogLook:
             return False
         house, before, homes = self._warehouse, publication.read(self._warehouse), Homes(self._warehouse)
         kept = publication.undecided(before, found, homes)
-        now = publication.seen(found, kept)
+        now = publication.seen(found, kept, homes)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.exported import SnapshotError
+from spark_sink.files import places
 from spark_sink.replica.as_of import reached_lsn
 from spark_sink.schema.table import DDL, Table
+from spark_sink.warehouse.warehouse import encode_name
 
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Relation
@@ -36,10 +38,15 @@ class Homes:
     def __init__(self, house: Warehouse) -> None:
         self._house = house
         self._names = house.names()
+        self._files = frozenset(places.list_names(house.root / "_cdcpipe/tables"))
 
     def table(self, relation_id: int, name: Table) -> Table:
         """Return the table of the warehouse that has the changes of the table with this OID and name."""
         return self._names.shown(self._names.home(relation_id, name))
+
+    def has(self, relation_id: int, name: Table) -> bool:
+        """Tell whether the warehouse has the table with this OID and name."""
+        return f"{encode_name(self.table(relation_id, name))}.json" in self._files
 
     def of(self, relation: Relation) -> Table:
         """Return the same for a description."""

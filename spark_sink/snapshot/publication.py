@@ -41,19 +41,20 @@ from spark_sink.schema.table import Table
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from spark_sink.client.prepare import SlotConfig
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "look", "published", "read", "seen", "undecided", "write"]
+__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "deleted", "look", "published", "read", "seen", "undecided", "write"]
 
 _logger = logging.getLogger(__name__)
 
 _ANSWER_S: Final = 60.0
 
+DELETED = "its files were deleted from the warehouse"
 ATTACHED = "a partition that had rows was attached"
 CAME = "it has come into the publication"
 NOT_COPIED = "its rows from before the first change were not copied"
@@ -79,6 +80,8 @@ class SeenTable:
     """Which changes are published: ``insert``, ``update``, ``delete``, ``truncate``. None also in a record of an older version."""
     undecided_lsn: int | None = None
     """The LSN of the look that first saw another name, if the stream has not told of it yet."""
+    is_known: bool = False
+    """Whether the warehouse had the table."""
 
     @property
     def table(self) -> Table:
@@ -159,9 +162,11 @@ def published(found: Prepared) -> list[Mapping[str, Any]]:
     return [each for each in found.tables if each["columns"]]
 
 
-def seen(found: Prepared, kept: Mapping[int, SeenTable] = _NOTHING) -> Seen:
-    """Return what is kept of an answer, with those that are ``kept`` of the look before."""
-    tables = map(SeenTable.of, published(found))
+def seen(found: Prepared, kept: Mapping[int, SeenTable] = _NOTHING, homes: Homes | None = None) -> Seen:
+    """Return what is kept of an answer, with those that are ``kept`` of the look before. ``homes`` has the warehouse's tables."""
+    tables: Iterable[SeenTable] = map(SeenTable.of, published(found))
+    if homes is not None:
+        tables = [replace(each, is_known=homes.has(each.relation_id, each.table)) for each in tables]
     return Seen(found.system_id, int(found.wal_lsn), {each.relation_id: kept.get(each.relation_id, each) for each in tables})
 
 
@@ -179,6 +184,14 @@ def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, S
         if not homes.is_certain(now.relation_id, now.table) and not homes.knows(lsn):
             kept[now.relation_id] = replace(then or now, undecided_lsn=lsn)
     return kept
+
+
+def deleted(before: Seen | None, homes: Homes) -> list[Finding]:
+    """Return the tables that the warehouse had at the look ``before``, and has not any more: somebody has deleted their files."""
+    if before is None:
+        return []
+    gone = [each for each in before.tables.values() if each.is_known and not homes.has(each.relation_id, each.table)]
+    return [Finding(homes.table(each.relation_id, each.table), before.lsn, DELETED) for each in gone]
 
 
 def compare(
@@ -254,6 +267,7 @@ def read(house: Warehouse) -> Seen | None:
                 None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
                 _operations(each),
                 int(LSN.parse(each["undecided"])) if "undecided" in each else None,
+                bool(each.get("known")),
             )
             for each in value["tables"]
         )
@@ -276,6 +290,7 @@ def write(house: Warehouse, now: Seen) -> None:
         }
         | ({} if each.operations is None else {"operations": sorted(each.operations)})
         | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
+        | ({"known": True} if each.is_known else {})
         for each in now.tables.values()
     ]
     make_directory(_path(house).parent)

@@ -14,11 +14,13 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
+from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.publication import (
     ATTACHED,
     CAME,
     CAME_BACK,
+    DELETED,
     KEY,
     MORE_OPERATIONS,
     REPLACED,
@@ -33,6 +35,7 @@ from spark_sink.snapshot.publication import (
 )
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.appends import append_name
+from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
 from support.segments import relation
@@ -203,6 +206,17 @@ def test_the_record_in_the_warehouse(tmp_path: Path) -> None:
     (tmp_path / "_cdcpipe/published.json").write_text("{}")
     with pytest.raises(WarehouseError, match="is damaged"):
         read(house)
+
+
+def test_a_table_whose_files_were_deleted_is_copied(house: Warehouse) -> None:
+    """Otherwise its next change makes it anew, without its earlier rows."""
+    write(house, seen(found(table("a"), table("other", relation_id=101), lsn=140), homes=Homes(house)))
+    assert read(house) == seen(found(table("a"), table("other", relation_id=101), lsn=140), homes=Homes(house))
+    want_deleted(house)
+    assert waiting(house) == []
+    (house.root / "_cdcpipe/tables/public.a.json").unlink()
+    want_deleted(house)
+    assert [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)] == [(A, DELETED, 140)]
 
 
 def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
