@@ -250,6 +250,10 @@ def launcher_config(
     )
 
 
+_QUERY_CONTEXTS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""The loggers of PySpark that print errors with their place in a program or a statement, as JSON (PySparkException)."""
+
+
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         logs.show(self.format(record))
@@ -262,5 +266,8 @@ def log_to_stderr(*, verbose: bool) -> None:
     handler.setFormatter(logs.formatter(text))
     logging.basicConfig(handlers=[handler], level=logging.INFO if verbose else logging.WARNING, force=True)
     logging.Formatter.converter = time.gmtime
+    # PySpark also raises the errors that it logs. The message of such an error may have values of rows.
+    for name in _QUERY_CONTEXTS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if not verbose:  # py4j logs errors with a traceback, although it also raises them
         logging.getLogger("py4j").setLevel(logging.CRITICAL)

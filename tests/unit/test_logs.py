@@ -5,8 +5,11 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from pyspark.errors.exceptions.base import AnalysisException
 
 from cdcpipe import logs
 from spark_sink.commands.options import log_to_stderr
@@ -54,6 +57,32 @@ def test_records_and_the_progress_are_objects(capsys: pytest.CaptureFixture[str]
     assert "ValueError: no" in said[1]["stack"]
     assert said[2]["part"] == "progress"
     assert "7 records" in said[2]["message"]
+
+
+class Context:
+    """Where an error of Spark comes from."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def contextType(self) -> Any:  # noqa: N802 - PySpark's name, as the next one
+        return SimpleNamespace(name=self._kind)
+
+    def callSite(self) -> str:  # noqa: N802
+        return "program.py:7"
+
+    def fragment(self) -> str:
+        return "cast"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("kind", ["DataFrame", "SQL"])
+def test_pyspark_does_not_print_what_it_raises(kind: str, verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message may have a value of a row: [CAST_INVALID_INPUT] The value 'secret' …"""
+    log_to_stderr(verbose=verbose)
+    error = AnalysisException("The value 'secret' …", contexts=[cast("Any", Context(kind))])
+    error._log_exception()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("option", [["--log-format", "json"], ["--log-format=json"]])
