@@ -62,6 +62,8 @@ class CatalogLook:
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)
+        for table in publication.gone(before, found, homes):
+            _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
         if before != now:
             publication.write(house, now)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}

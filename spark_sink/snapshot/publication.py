@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "deleted", "look", "published", "read", "seen", "undecided", "write"]
+__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "deleted", "gone", "look", "published", "read", "seen", "undecided", "write"]
 
 _logger = logging.getLogger(__name__)
 
@@ -192,6 +192,16 @@ def deleted(before: Seen | None, homes: Homes) -> list[Finding]:
         return []
     gone = [each for each in before.tables.values() if each.is_known and not homes.has(each.relation_id, each.table)]
     return [Finding(homes.table(each.relation_id, each.table), before.lsn, DELETED) for each in gone]
+
+
+def gone(before: Seen | None, found: Prepared, homes: Homes) -> list[Table]:
+    """Return the tables of the warehouse that were published at the look ``before``, and are not any more."""
+    if before is None or before.system_id != found.system_id:
+        return []
+    now = [SeenTable.of(each) for each in found.tables]
+    numbers, tables = {each.relation_id for each in now}, {homes.table(each.relation_id, each.table) for each in now}
+    left = [each for each in before.tables.values() if each.is_known and each.relation_id not in numbers]
+    return sorted({homes.table(each.relation_id, each.table) for each in left} - tables)
 
 
 def compare(

@@ -28,6 +28,7 @@ from spark_sink.snapshot.publication import (
     Finding,
     Seen,
     compare,
+    gone,
     read,
     seen,
     undecided,
@@ -217,6 +218,15 @@ def test_a_table_whose_files_were_deleted_is_copied(house: Warehouse) -> None:
     (house.root / "_cdcpipe/tables/public.a.json").unlink()
     want_deleted(house)
     assert [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)] == [(A, DELETED, 140)]
+
+
+def test_tables_that_are_not_published_any_more(house: Warehouse) -> None:
+    homes = Homes(house)
+    before = seen(found(table("a"), table("never_here", relation_id=101)), homes=homes)
+    assert gone(before, found(table("b")), homes) == []  # it was renamed
+    assert gone(before, found(table("a", relation_id=102)), homes) == []  # another table has its name
+    assert gone(before, found(table("x", relation_id=103)), homes) == [A]
+    assert gone(before, found(system_id="8"), homes) == gone(None, found(), homes) == []
 
 
 def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
