@@ -48,7 +48,21 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "Seen", "SeenTable", "begin", "compare", "deleted", "gone", "look", "published", "read", "seen", "undecided", "write"]
+__all__ = [
+    "Finding",
+    "Seen",
+    "SeenTable",
+    "begin",
+    "compare",
+    "deleted",
+    "gone",
+    "look",
+    "published",
+    "read",
+    "seen",
+    "undecided",
+    "write",
+]
 
 _logger = logging.getLogger(__name__)
 

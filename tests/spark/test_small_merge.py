@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from spark_sink.delta import file_table, rewrite
 from spark_sink.delta import sql as delta
@@ -331,6 +332,23 @@ def test_another_program_commits_meanwhile(house: House, monkeypatch: pytest.Mon
     assert len(calls) == 2
     source.rows.pop(3)
     assert house.rows() == comparable(source.rows.values())
+
+
+def test_a_column_that_another_program_has_widened(house: House) -> None:
+    """It stays wide. The values of the changelog fit into it."""
+    source = filled(house, 8, 20)
+    assert house.apply(source.lsn)
+    delta.widen(
+        house.spark, house.replica, StructType([StructField("a", IntegerType())]), StructType([StructField("a", LongType())])
+    )
+    source.update(3)
+    source.insert(20)
+    house.add(source.changes, source.lsn, source.commit())
+    assert not house.apply(source.lsn)
+    assert house.rows() == comparable(source.rows.values())
+    merge.remake(house.spark, house.warehouse, TABLE, Position(1, source.lsn))
+    assert house.rows() == comparable(source.rows.values())
+    assert dict(delta.read(house.spark, house.replica).dtypes)["a"] == "bigint"
 
 
 def test_small_files_do_not_pile_up(house: House) -> None:

@@ -19,7 +19,13 @@ PACKAGES = ("cdcpipe", "cli", "spark_sink")
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 
 # The parts of pyspark that start no JVM: schemas and the interface of a data source.
-WITHOUT_JVM = {"pyspark.sql.types", "pyspark.sql.pandas.types", "pyspark.sql.datasource", "pyspark.sql.streaming.datasource"}
+WITHOUT_JVM = {
+    "pyspark.errors.exceptions.base",
+    "pyspark.sql.types",
+    "pyspark.sql.pandas.types",
+    "pyspark.sql.datasource",
+    "pyspark.sql.streaming.datasource",
+}
 
 # A module of the core imports from its own layer's package and from lower numbers.
 LAYERS = {
