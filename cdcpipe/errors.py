@@ -125,10 +125,12 @@ class CommandClosedError(CdcpipeError):
 class ServerError(CdcpipeError):
     """The server reported an error. ``sqlstate`` is its five-character code, or None.
 
-    The message contains ``NO_PUBLICATION`` if the server can't send a change because a publication did not exist when it was made.
+    The message contains ``NO_PUBLICATION`` if the server can't send a change because a publication did not exist when it was made,
+    and ``UNSENDABLE`` if it can't send a change because of a value in it. Trying again does not help.
     """
 
     NO_PUBLICATION: ClassVar[str] = "the next change was made while no publication had this name"
+    UNSENDABLE: ClassVar[str] = "the server cannot send the next transaction"
 
     exit_code = ExitCode.PG_ERROR
 

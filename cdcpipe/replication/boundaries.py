@@ -49,6 +49,8 @@ class BoundaryTracker:
         self.progress = progress
         self.end_position = float("inf") if end_position is None else end_position
         self.is_finished = False
+        self.commit_lsn = 0
+        """Where the open transaction commits, if its first record says so; otherwise 0."""
         self._ends: list[int] = []
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
@@ -96,14 +98,17 @@ class PgoutputTracker(BoundaryTracker):
         try:
             match kind:
                 case "B":
-                    if _FINAL_LSN.unpack_from(data)[0] >= self.end_position:
+                    commit_lsn = _FINAL_LSN.unpack_from(data)[0]
+                    if commit_lsn >= self.end_position:
                         self.is_finished = True
                         return True
+                    self.commit_lsn = commit_lsn
                     self.progress.begin()
                 case "b":
                     self.progress.begin()
                 case "C":
                     _COMMIT.unpack_from(data)
+                    self.commit_lsn = 0
                     self._end(wal_start)
                 case "P" | "K" | "r":
                     _PREPARED.unpack_from(data)

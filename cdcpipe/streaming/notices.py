@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import NoReturn
 
+from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.walsender import Walsender
+from cdcpipe.lsn import format_lsn
 from cdcpipe.sqlstate import NOT_IN_PREREQUISITE_STATE, SERIALIZATION_FAILURE, UNDEFINED_OBJECT
 
 __all__ = ["END_STEP_S", "check_notices", "raise_end"]
@@ -40,8 +42,11 @@ def check_notices(walsender: Walsender) -> None:
     walsender.notices.clear()
 
 
-def raise_end(walsender: Walsender) -> NoReturn:
-    """Raise the error with which the server ended the stream. If the server reported none, raise ConnectionClosedError."""
+def raise_end(walsender: Walsender, commit_lsn: int) -> NoReturn:
+    """Raise the error with which the server ended the stream. If the server reported none, raise ConnectionClosedError.
+
+    ``commit_lsn`` is where the open transaction commits; 0: not known.
+    """
     check_notices(walsender)
     try:
         walsender.copy_result(END_STEP_S)
@@ -51,8 +56,39 @@ def raise_end(walsender: Walsender) -> NoReturn:
         if ex.sqlstate == SERIALIZATION_FAILURE:  # a standby ends what conflicts with the WAL that it replays
             hint = "the standby may have had to give up the slot: start again, and the message says whether it is lost, and why"
             raise ServerError(ex.message, sqlstate=ex.sqlstate, hint=ex.hint or hint) from ex
+        cause, help_first = _unsendable_value(ex)
+        if cause:
+            raise _unsendable(ex, cause, help_first, commit_lsn) from ex
         raise
     raise ConnectionClosedError("the server has ended the stream", hint="it is shutting down, or was told to; connect again later")
+
+
+def _unsendable_value(error: ServerError) -> tuple[str, str]:
+    """Return which value of a change the server cannot send, and what may help. Empty: the error has another cause.
+
+    The server does not translate the message about the memory, and gives it no SQLSTATE of its own.
+    """
+    if error.sqlstate in (sqlstate.CHARACTER_NOT_IN_REPERTOIRE, sqlstate.UNTRANSLATABLE_CHARACTER):
+        return "a text in it cannot be converted to UTF-8", ""
+    is_too_long = error.sqlstate == sqlstate.INTERNAL_ERROR and "invalid memory alloc request size" in error.message
+    if is_too_long or error.sqlstate == sqlstate.PROGRAM_LIMIT_EXCEEDED:
+        return "a row in it is longer than the 1 GB that the server can send", "try --binary, with which a bytea takes half; "
+    return "", ""
+
+
+def _unsendable(error: ServerError, cause: str, help_first: str, commit_lsn: int) -> ServerError:
+    """Return the error for a transaction with a value that the server can't send, however often it tries.
+
+    A stream that starts behind the commit's first byte leaves out this transaction, and none that commits later.
+    """
+    where = f", which commits at {format_lsn(commit_lsn)}," if commit_lsn else ""
+    start = f"--startpos {format_lsn(commit_lsn + 1)}" if commit_lsn else "a --startpos behind its commit"
+    return ServerError(
+        f"{error.message}: {ServerError.UNSENDABLE}{where} because {cause}",
+        sqlstate=error.sqlstate,
+        hint=f"{help_first}nothing is lost meanwhile: the slot keeps the transaction. To go on without it, change the row in the"
+        f" table, start with {start}, and copy the tables that it changed anew",
+    )
 
 
 def _publication_gap(message: str, sqlstate: str) -> ServerError:

@@ -350,7 +350,7 @@ class Receiver:
                 raise self._walsender.closed_error() from None
             length, data = self._walsender.receive(1)
         if length < 0:
-            raise_end(self._walsender)
+            raise_end(self._walsender, self._tracker.commit_lsn)
         return length, data
 
     def _add(self, lsn: int, record: bytes | memoryview) -> None:

@@ -111,9 +111,10 @@ class RestartPolicy:
 
 _POISON_HINT = (
     "the server cannot send the next transaction; the message says why. Nothing is lost meanwhile: the slot keeps the transaction. "
-    "If you skip it with pg_replication_slot_advance(), you lose all its changes, and those of every transaction that commits "
-    "before the new position: then copy the tables anew (cdcpipe-spark snapshot --table). To read the changes first: "
-    "pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
+    "To go on without it, change the row in the table, if a value is the cause; stop; move the slot behind the transaction's "
+    "commit (pg_replication_slot_advance); and start run once with --on-gap resnapshot, which copies all tables anew. To read the "
+    "changes first: pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), "
+    "pg_logical_slot_peek_changes('look', NULL, NULL)"
 )
 
 
@@ -136,8 +137,11 @@ def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     if failure.code == ExitCode.PG_ERROR and end_lsn:
         said = failure.message or "it said nothing"
         hint = failure.hint or _POISON_HINT
-        if ServerError.NO_PUBLICATION in said:  # the streamer's hint has an option that land and run do not have
+        # The streamer's hints have options that land and run do not have.
+        if ServerError.NO_PUBLICATION in said:
             hint = _NO_PUBLICATION_HINT
+        elif ServerError.UNSENDABLE in said:
+            hint = _POISON_HINT
         return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=hint)
     error = error_of(failure)
     if failure.is_lost_slot:

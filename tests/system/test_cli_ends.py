@@ -285,6 +285,30 @@ def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(
     assert [f"table public.t: INSERT: id[integer]:{number}" in str(gap) for number in (2, 3)] == [True, True]
 
 
+def test_a_text_that_is_not_utf8_is_passed_with_the_position_that_the_hint_names(pg: postgres.Cluster) -> None:
+    with pg.database() as database:
+        name = f"{database.name}_a"[:63]
+        with pg.connect() as connection:
+            connection.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
+        ascii_database = postgres.Database(pg, name)
+        try:
+            on = PublishedDatabase(ascii_database)
+            insert(on, 1)
+            on.sql(r"insert into t values (2, E'\xe9'), (3, 'x')")
+            insert(on, 4)
+            code, _, err = on.run("-A")
+            assert code == 5
+            assert "in it cannot be converted to UTF-8" in err
+            start = err.partition("--startpos ")[2].partition(",")[0]
+            on.released()
+            with on.cli("--startpos", start) as cli:
+                assert cli.transactions(1)[0][1] == [b"4"]
+                assert cli.quit() == 0, cli.stderr
+            on.close()
+        finally:
+            ascii_database.drop()
+
+
 def test_a_publication_that_had_another_name_is_streamed_under_it(on: PublishedDatabase) -> None:
     insert(on, 1)
     on.sql("alter publication p rename to q")

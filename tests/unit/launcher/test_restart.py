@@ -46,6 +46,14 @@ def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
 
 
+def test_the_way_past_a_transaction_names_only_options_that_run_has():
+    said = f"invalid byte sequence (22021): {ServerError.UNSENDABLE}, which commits at 0/FF"
+    error = final_error(Failure(5, said, hint="start with --startpos 0/100"), 1)
+    assert said in error.message
+    assert "--startpos" not in str(error.hint)
+    assert "--on-gap resnapshot" in str(error.hint)
+
+
 def test_the_same_error_once_a_month_is_not_poison():
     """An idle stream ends with the same words each time, and there are no changes in between that would tell the cause."""
     assert delays([(5, 1, "x")] * 50, step_s=30 * 86_400.0) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4] + [10.0] * 44
