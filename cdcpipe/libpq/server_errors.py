@@ -33,6 +33,8 @@ HINTS = {
     sqlstate.TOO_MANY_CONNECTIONS: "raise max_wal_senders or max_connections on the server",
     sqlstate.CONFIGURATION_LIMIT_EXCEEDED: "raise max_replication_slots or max_wal_senders on the server",
     sqlstate.TERMINATED_BY_ADMINISTRATOR: "an administrator ended it, or the server is shutting down: connect again later",
+    sqlstate.READ_ONLY_SQL_TRANSACTION: "set PGOPTIONS='-c default_transaction_read_only=off', or reset that setting of the role or"
+    " the database; if the server is a standby, connect to the primary",
     sqlstate.CANNOT_CONNECT_NOW: "the server is starting up or shutting down; try again",
 }
 """SQLSTATE → what the user can do."""

@@ -54,8 +54,6 @@ def create_publication(connection: Connection, name: str, selection: Selection, 
 
 
 def _creation_hint(ex: ServerError, *, is_all: bool) -> str | None:
-    if ex.sqlstate == sqlstate.READ_ONLY_SQL_TRANSACTION:
-        return "set PGOPTIONS='-c default_transaction_read_only=off', or reset that setting of the role or the database"
     if is_all and ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE:
         return "a publication of all tables takes a superuser: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
     return ex.hint

@@ -104,6 +104,12 @@ def test_a_long_text_is_cut(capture: Capture) -> None:
     assert message["statement"] == f"create table u (id int) /* {'x' * 20_000} */"[:10_000]
 
 
+def test_a_read_only_session_is_told_of_its_setting(database: postgres.Database) -> None:
+    code, _, err = run_cli("ddl", "install", "-d", database.dsn, "-m", "options=-c default_transaction_read_only=on")
+    assert code == 2
+    assert "default_transaction_read_only=off" in err.partition("hint: ")[2]
+
+
 def test_another_schema(capture: Capture) -> None:
     code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn, "--schema", "other")
     assert (code, "is installed already, in the schema 'cdcpipe'" in err) == (2, True)
