@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import create_replication_slot
 from cdcpipe.sql import quote_literal
 
-__all__ = ["ExportedSnapshot", "NewSlot", "create_slot", "export_snapshot"]
+__all__ = ["ExportedSnapshot", "NewSlot", "check_creatable", "create_slot", "export_snapshot"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,22 @@ class ExportedSnapshot:
 
     name: str
     consistent_point: LSN
+
+
+def check_creatable(connection: Connection, name: str) -> None:
+    """Raise InitError if the server would refuse a new slot for its name, or because it has no room for one more."""
+    what = f"replication slot {name!r} could not be created"
+    if not re.fullmatch("[a-z0-9_]+", name):
+        raise InitError(f"{what}: its name has other characters", hint="use lower case letters, digits and underscores only")
+    ((room, limit),) = connection.execute(
+        "SELECT current_setting('max_replication_slots')::integer - count(*), current_setting('max_replication_slots')"
+        " FROM pg_catalog.pg_replication_slots"
+    )
+    if int(room or 0) <= 0:
+        raise InitError(
+            f"{what}: all {limit} replication slots are in use",
+            hint="drop one that nobody needs (SELECT * FROM pg_replication_slots), or raise max_replication_slots on the server",
+        )
 
 
 def create_slot(connection: Connection, new: NewSlot) -> bool:

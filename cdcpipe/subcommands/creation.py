@@ -24,7 +24,7 @@ from cdcpipe.replication.publications import (
 )
 from cdcpipe.replication.selection import check_identities, check_owned, select
 from cdcpipe.replication.server import check_wal_level, is_standby
-from cdcpipe.replication.slot_creation import NewSlot, create_slot
+from cdcpipe.replication.slot_creation import NewSlot, check_creatable, create_slot
 from cdcpipe.replication.slots import Slot, check_usable, drop_lost, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
 from cdcpipe.sql import quote_literal
@@ -65,6 +65,8 @@ def find_or_create_slot(
         check_wal_level(connection)  # where there is a logical slot, the server has this level
         if not config.create:
             raise missing_slot_error(config.slot)
+        if lost is None:
+            check_creatable(connection, config.slot)
         failover = failover_of_new_slot(connection, config.plugin, config.failover)
         new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), config.create_timeout_s)
         if config.plugin == "pgoutput":

@@ -96,6 +96,15 @@ def test_a_publication_of_all_tables_that_can_not_be_created(
         assert things(connection) == []
 
 
+@pytest.mark.parametrize("command", [["prepare"], ["prepare", "--export-snapshot"], ["-A", "--endpos", "0/1"], ["-L"]])
+def test_a_slot_name_that_the_server_refuses_leaves_no_publication_behind(database: postgres.Database, command: list[str]) -> None:
+    code, _, err = run_cli(*command, "-d", database.dsn, "-S", "Shop-CDC", "--publication", "p", "-c")
+    assert code == 2
+    assert "lower case letters" in err.partition("hint: ")[2]
+    with database.connect() as connection:
+        assert things(connection) == []
+
+
 def test_tables_whose_changes_the_server_would_refuse_are_refused_before_anything_is_made(database: postgres.Database) -> None:
     with database.connect() as connection:
         for statement in KEYLESS:
