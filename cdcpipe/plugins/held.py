@@ -19,7 +19,11 @@ _READ_BYTES: Final = 256 << 10
 
 
 class Held:
-    """The records of the open transaction, in order: in memory up to a limit, beyond it in a spill, if that is allowed."""
+    """The records of the open transaction, in order: in memory up to a limit, beyond it in a spill.
+
+    With a ``separator`` everything stays in memory, and is taken as one text (`joined`). What is beyond the limit is joined at
+    once, because each short record takes several times its size.
+    """
 
     @staticmethod
     def emit(columns: int) -> str:
@@ -37,9 +41,10 @@ class Held:
             f"elif len(record) > {_VALUE_BYTES * columns}:\n    grow(len(record))"
         )
 
-    def __init__(self, *, may_spill: bool) -> None:
+    def __init__(self, separator: bytes | None = None) -> None:
         self._records: list[tuple[int, bytes]] = []
-        self._may_spill = may_spill
+        self._separator = separator
+        self._joined: list[bytes] = []
         self._size = 0
         self._spills = Spills()
         self._spill: Spill | None = None
@@ -60,8 +65,10 @@ class Held:
             self.spill()
 
     def spill(self) -> None:
-        """Move the records from memory to the spill. Raises OutputError if the disk fails."""
-        if not self._may_spill:
+        """Move the records from memory to the spill, or join them. Raises OutputError if the disk fails."""
+        if self._separator is not None:
+            self._joined.append(self._separator.join([record for _, record in self._records]))
+            self._forget()
             return
         if self._spill is None:
             self._spill = self._spills.open()
@@ -76,9 +83,21 @@ class Held:
                 yield from reader
         yield from self._records
 
+    def joined(self, head: bytes, before: bytes, tail: bytes) -> bytes:
+        """Return ``head``, the records, and ``tail``, in one copy. ``before`` stands before the first record, if there is one."""
+        assert self._separator is not None
+        if self._records:
+            self.spill()
+        pieces = [head]
+        for text in self._joined:
+            pieces += (before if len(pieces) == 1 else self._separator, text)
+        pieces.append(tail)
+        return b"".join(pieces)
+
     def clear(self) -> None:
         """Forget all records."""
         self._forget()
+        self._joined.clear()
         if self._spill is not None:
             self._spill.close()
             self._spill = None

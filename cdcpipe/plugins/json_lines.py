@@ -75,7 +75,7 @@ class JsonLines(TemplatePlugin[_Table]):
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
-        self._held = Held(may_spill=True)
+        self._held = Held()
         self._names |= self._held.names
 
     def shutdown(self) -> None:

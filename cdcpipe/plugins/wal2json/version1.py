@@ -29,7 +29,8 @@ class Wal2Json1(Wal2Json):
         super().startup(output)
         is_pretty = self._settings.pretty_print
         self._tab, self._newline, self._space = (b"\t", b"\n", b" ") if is_pretty else (b"", b"", b"")
-        self._held = Held(may_spill=self._settings.write_in_chunks)
+        self._before = self._newline + 2 * self._tab
+        self._held = Held(None if self._settings.write_in_chunks else self._before + b",")
         self._is_holding = True
         self._names |= self._held.names
 
@@ -49,13 +50,13 @@ class Wal2Json1(Wal2Json):
             for number, (held_lsn, record) in enumerate(self._held):
                 self.output.write(held_lsn, tab + tab + (b"," if number else b"") + record)
             self.output.write(lsn, tail)
+            self._held.clear()
         else:
-            before = newline + tab + tab
-            changes = (before + b",").join(record for _, record in self._held)
             # The server's plugin gives the record the position of its first change. After feedback on that, the server sends the
             # transaction again. Here the record has the end of the transaction, so that feedback is exact.
-            self.output.write(lsn, head + (before + changes if changes else b"") + newline + tail)
-        self._held.clear()
+            record = self._held.joined(head, self._before, newline + tail)
+            self._held.clear()  # before the record is written, which copies it
+            self.output.write(lsn, record)
 
     def message(self, txn: Transaction | None, message: LogicalMessage, lsn: int) -> None:
         if not self._settings.selects_prefix(message.prefix):

@@ -30,7 +30,7 @@ class Wal2Json2(Wal2Json):
         super().startup(output)
         self._held: Held | None = None
         if self._settings.include_lsn and self._settings.include_transaction:
-            self._held = Held(may_spill=True)
+            self._held = Held()
             self._is_holding = True
             self._names |= self._held.names
 

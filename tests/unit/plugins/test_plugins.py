@@ -421,6 +421,28 @@ def test_held_records_spill(monkeypatch):
     assert plugin._held._spill is None
 
 
+@pytest.mark.parametrize("options", [{}, {"pretty-print": "1"}])
+def test_the_records_of_a_transaction_that_is_one_record_are_joined_on_the_way(monkeypatch, options):
+    """In version 1. Thousands of short records alone take several times their size."""
+    rows = [Insert(None, 16385, (b"%d" % number, b"x" * (number % 300))) for number in range(500)]
+    expected = feed(load("wal2json", options, nothing), BEGIN, T, *rows, COMMIT)
+    monkeypatch.setattr(held, "_HELD_BYTES", 1000)
+    plugin = load("wal2json", options, nothing)
+    assert isinstance(plugin, Wal2Json1)
+    records = []
+    renderer = Renderer(plugin, lambda lsn, record: records.append((lsn, record)))
+    for lsn, message in enumerate([BEGIN, T, *rows], 1):
+        renderer.feed(lsn, build(message))
+        assert len(plugin._held._records) <= 17
+    renderer.feed(503, build(COMMIT))
+    assert records == expected
+    assert len(json.loads(records[0][1])["change"]) == 500
+    assert (plugin._held._records, plugin._held._joined) == ([], [])
+    for lsn, message in enumerate([BEGIN, rows[0], COMMIT], 504):
+        renderer.feed(lsn, build(message))
+    assert len(json.loads(records[1][1])["change"]) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
