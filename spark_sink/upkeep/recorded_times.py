@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_sink.delta import log as delta_log
 from spark_sink.files.places import read_json, write_json
-from spark_sink.schema.table import MESSAGES
+from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,8 +57,11 @@ class RecordedTimes:
 
 
 def places_of(house: Warehouse) -> Iterator[tuple[Table, Path]]:
-    """Yield the Delta tables of a warehouse: changelogs, replicas and stored histories."""
-    for table in [*house.tables(), MESSAGES]:
+    """Yield the Delta tables of a warehouse: changelogs, replicas and stored histories.
+
+    Among the changelogs are those of the logical messages, of the captured DDL and of the tables' schemas.
+    """
+    for table in [*house.tables(), MESSAGES, DDL, SCHEMA_HISTORY]:
         for path in (house.changelog(table), house.replica(table), house.history(table)):
             if delta_log.exists(path):
                 yield table, path

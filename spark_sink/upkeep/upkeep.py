@@ -6,8 +6,9 @@ looks at each table at most once in ``optimize_interval_s``, and reads only its 
 - If a table has many small files, they are put together. For a changelog delta/compaction.py does this, while micro-batches go on;
   for the others OPTIMIZE. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts replicas by key instead, which
   rewrites a whole table up to some size. Histories are always sorted by key.
-- Commits: a log has a file for each commit. Commits before the newest checkpoint that is older than ``log_retention_s`` are deleted
-  whenever the table is looked at.
+- Commits: a log has a file for each commit. A log with many commits after its newest checkpoint gets another one. (For tables that
+  change all the time, pipeline/follower.py has done that before.) Commits before the newest checkpoint that is older than
+  ``log_retention_s`` are deleted whenever the table is looked at.
 - Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
   than ``keep_history_s`` from the histories (upkeep/purge.py).
 - VACUUM deletes files that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read
@@ -165,6 +166,10 @@ class Upkeep:
             for table, path, right in self._paths():
                 if is_ending():
                     return
+                with _forgiving(path / "_delta_log", "given a checkpoint"):
+                    if delta_log.is_long(path):
+                        with right():
+                            delta.checkpoint(self._spark, path)
                 if self._log_retention_s is not None:
                     with _forgiving(path / "_delta_log", "shortened"), right():
                         self._shorten(path, self._log_retention_s)
