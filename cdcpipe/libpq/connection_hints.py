@@ -25,6 +25,9 @@ _SETTING = re.compile(r'FATAL: +(?:invalid value for parameter|unrecognized conf
 
 _NO_SETTING = re.compile(r"FATAL: +.*(requires a value|invalid command-line argument|invalid option)")
 
+_OTHER_KIND = re.compile(r"(server|session) is (not )?(in hot standby mode|read-only)$", re.MULTILINE)
+"""libpq's messages for a server that target_session_attrs excludes: a primary, a standby, or one that is read-only."""
+
 _SETTING_VARIABLES = {"timezone": "PGTZ", "datestyle": "PGDATESTYLE", "geqo": "PGGEQO"}
 """The settings for which libpq has environment variables of their own, in lower case."""
 
@@ -80,6 +83,9 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
         variable = _SETTING_VARIABLES.get(setting[1].lower(), "")
         given = f"the environment variable {variable}" if variable in os.environ else where_given("options", settings)
         return f"correct {setting[1]} in {given}"
+    if _OTHER_KIND.search(message):
+        given = where_given("target_session_attrs", settings)
+        return f"no server that answers is of the kind that target_session_attrs asks for: start one, or correct {given}"
     if _NO_SETTING.search(message):
         return f"correct {where_given('options', settings)}"
     found = next((hint for refusal, hint in _OF_REFUSAL if refusal.search(message)), None)

@@ -6,6 +6,7 @@ parent. The functions that judge do no I/O.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -22,6 +23,7 @@ from spark_sink.doctor.mounts import Mount, find_mount, judge_mount, parse_mount
 from spark_sink.files.clock import difference_s
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory
 from spark_sink.files.lock import try_lock
+from spark_sink.files.system_hints import hint_in
 
 __all__ = ["Directory", "clock", "file_system", "judge_clock", "place", "probe", "space"]
 
@@ -147,10 +149,10 @@ def place(found: Directory) -> Iterator[Verdict]:
     if not found.is_directory:
         yield error(f"{found.path}: {found.probed} is not a directory", f"{found.what} can't be made there", option)
     elif "write" in found.failures:
-        why = f"{found.what} can't be made there"
-        yield error(
-            f"{found.path}: {found.probed} is not writable: {found.failures['write']}", why, f"chown {found.user} {found.probed}"
-        )
+        said = found.failures["write"]
+        is_of_another = said in {os.strerror(number) for number in (errno.EACCES, errno.EPERM)}
+        fix = f"chown {found.user} {found.probed}" if is_of_another else hint_in(said) or option
+        yield error(f"{found.path}: {found.probed} is not writable: {said}", f"{found.what} can't be made there", fix)
     elif found.is_there and found.what == "staging" and found.owner != found.user:
         why = "the launcher refuses a directory that another user can change"
         yield error(

@@ -5,6 +5,7 @@ The staging directory and Spark's checkpoint must be on such a file system. A wa
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from spark_sink.files.system_hints import hint_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,12 +69,16 @@ def local_directory(path: Path | str, what: str) -> Path:
 def check_usable(path: Path, what: str) -> None:
     """Raise InvalidArgumentsError unless ``path`` is a directory that this user may write to, or may create."""
     existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
-    problem = "no directory" if not existing.is_dir() else None if os.access(existing, os.W_OK | os.X_OK) else "not writable"
-    if problem:
-        raise InvalidArgumentsError(
-            f"{path}: {what} can't be there: {existing} is {problem}",
-            hint="give a directory that this user may write to, or may create",
-        )
+    hint: str | None = "give a directory that this user may write to, or may create"
+    if not existing.is_dir():
+        problem = "no directory"
+    elif os.access(existing, os.W_OK | os.X_OK):
+        return
+    elif os.statvfs(existing).f_flag & os.ST_RDONLY:  # also how Linux answers an error of the disk
+        problem, hint = "on a file system that is mounted read-only", hint_of(OSError(errno.EROFS, ""))
+    else:
+        problem = "not writable"
+    raise InvalidArgumentsError(f"{path}: {what} can't be there: {existing} is {problem}", hint=hint)
 
 
 @contextmanager

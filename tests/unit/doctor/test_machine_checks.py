@@ -119,9 +119,14 @@ def directory(what: str = "warehouse", **changes: Any) -> Directory:
         (directory(probed=Path("/srv")), "ok /srv/lake is not there yet, and can be made"),
         (directory(is_directory=False, probed=Path("/srv")), "error /srv/lake: /srv is not a directory … --warehouse"),
         (
-            directory(failures={"write": "No, no"}),
-            "error /srv/lake: /srv/lake is not writable: No … chown 1000 /srv/lake",
+            directory(failures={"write": "Permission denied"}),
+            "error /srv/lake: /srv/lake is not writable: Permission denied … chown 1000 /srv/lake",
         ),
+        (
+            directory(failures={"write": "Read-only file system"}),
+            "error /srv/lake: /srv/lake is not writable: Read-only file system … mount it for writing",
+        ),
+        (directory(failures={"write": "No, no"}), "error /srv/lake: /srv/lake is not writable: No, no … --warehouse"),
         (directory("staging", owner=0), "error /srv/lake belongs to user id 0, and not to 1000 … --staging"),
         (directory("staging", owner=0, probed=Path("/srv")), "ok /srv/lake is not there yet"),
         (directory(owner=0), "ok /srv/lake is there"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from spark_sink.files.local import fsync_directory, read_json, write_json
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.files.local import check_usable, fsync_directory, read_json, write_json
 from spark_sink.files.places import put_if_absent, sync_file
 
 
@@ -37,3 +39,17 @@ def test_a_file_that_cannot_be_made_durable_is_named(tmp_path: Path, monkeypatch
             write()
         assert str(raised.value.filename).startswith(str(named))
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_disk_that_was_mounted_read_only_is_no_missing_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux mounts a disk read-only after an error of it. Another directory, or another user, does not help then."""
+    flags = 0
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(InvalidArgumentsError, match=r"is not writable$") as raised:
+        check_usable(tmp_path / "lake", "the warehouse")
+    assert "this user" in (raised.value.hint or "")
+    flags = os.ST_RDONLY
+    with pytest.raises(InvalidArgumentsError, match=r"the warehouse can't be there: .* that is mounted read-only$") as raised:
+        check_usable(tmp_path / "lake", "the warehouse")
+    assert "mount it for writing" in (raised.value.hint or "")

@@ -39,6 +39,18 @@ def test_a_value_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
+    "said",
+    ["server is not in hot standby mode", "server is in hot standby mode", "session is read-only", "session is not read-only"],
+)
+def test_a_server_of_another_kind_than_asked_for_is_no_wrong_host(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "standby")
+    message = f'connection to server at "db1" (10.0.0.1), port 5432 failed: {said}'
+    hint = connection_hint(message, {})
+    assert "no server that answers is of the kind that target_session_attrs asks for" in hint
+    assert hint.endswith("correct the environment variable PGTARGETSESSIONATTRS")
+
+
+@pytest.mark.parametrize(
     ("message", "is_about_replication"),
     [
         ("permission denied for table fruit", False),
