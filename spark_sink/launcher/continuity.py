@@ -106,7 +106,9 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
             return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=max(log.end_lsn, confirmed))
         right_lsn = min(right_lsn, branch_lsn)
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
-    if confirmed > right_lsn and last.keeps_account:
+    if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
+        return Verdict(account_lsn=confirmed)  # an older version confirmed the positions of an idle server without an account
+    if confirmed > right_lsn:
         cause = f"slot {last.slot!r} is at {format_lsn(confirmed)}, but the log has everything only up to {format_lsn(right_lsn)}"
         if prepared.slot_created:
             cause += ": the slot was gone, and is a new one"

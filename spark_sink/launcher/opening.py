@@ -240,8 +240,7 @@ class Opening:
         config = self._config
         if verdict.account_lsn is not None:
             account.cut(config.staging, verdict.account_lsn)
-            if verdict.former_system_id is not None:
-                account.record(config.staging, verdict.account_lsn)
+            account.record(config.staging, verdict.account_lsn)
         epoch = self._writer.begin_epoch(
             system_id=prepared.system_id,
             timeline=prepared.timeline,
