@@ -20,6 +20,9 @@ THEN: Final = "then start again"
 WORKER_ENDED: Final = "Python worker exited unexpectedly"
 """Spark's words if a Python worker of an executor has ended without an error of its own: it was killed, or it crashed."""
 
+_NOT_EXECUTABLE: Final = "failed to map segment from shared object"
+"""The dynamic linker's words for a library in a directory that is mounted with noexec. Java puts its libraries into $TMPDIR."""
+
 _HINTS: Final = {
     errno.ENOSPC: f"the file system is full, of bytes (df) or of files (df -i): make room; {THEN}",
     errno.EDQUOT: f"this user's disk quota is used up: make room, or raise the quota; {THEN}",
@@ -52,7 +55,9 @@ def disk_hint_of(error: OSError) -> str | None:
 
 
 def hint_in(text: str) -> str | None:
-    """Return the hint for an error whose words ``text`` repeats: of a disk, a mount or a Python worker; None if it repeats none."""
+    """Return the hint for an error whose words ``text`` repeats: of a disk, a mount, a library or a Python worker; None if none."""
     if WORKER_ENDED in text:
         return f"its machine's log tells whether the system killed it for lack of memory (dmesg): if so, give it more; {THEN}"
+    if _NOT_EXECUTABLE in text:
+        return f"the directory is mounted with noexec: set TMPDIR to one that is not; {THEN}"
     return next((_HINTS[number] for number in _SAID if os.strerror(number) in text), None)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
@@ -334,7 +335,18 @@ def _java_options() -> str:
     # -UsePerfData: counters for jstat would wake an idle JVM twenty times a second.
     log = "json" if logs.is_json() else "full" if _logger.isEnabledFor(logging.INFO) else "short"
     file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
-    return f"-XX:-UsePerfData {_LATE_C2} -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}"
+    return f"-XX:-UsePerfData {_LATE_C2} -Dlog4j2.configurationFile={file} -Dcdcpipe.log={log}{_temporary_option()}"
+
+
+def _temporary_option() -> str:
+    """Return the option that lets Java put temporary files where ``$TMPDIR`` says; "" without it. Java itself knows /tmp alone.
+
+    Spark keeps what its memory has no room for there, unless the setting spark.local.dir names another place.
+    """
+    if not os.environ.get("TMPDIR"):
+        return ""
+    quoted = tempfile.gettempdir().replace("\\", r"\\").replace('"', r"\"")
+    return f' "-Djava.io.tmpdir={quoted}"'
 
 
 def _submitted() -> dict[str, str]:

@@ -13,6 +13,10 @@ from spark_sink.pipeline.pipeline import PipelineError, own_error
         ("java.io.IOException: Disk quota exceeded", "quota"),
         ("/mnt/x: Read-only file system", "mounted read-only"),
         ("/mnt/x (Permission denied)", "as the owner"),
+        (
+            "java.lang.UnsatisfiedLinkError: /tmp/libzstd-jni-1.5.7-7.so: failed to map segment from shared object",
+            "set TMPDIR to one that is not",
+        ),
     ],
 )
 def test_an_error_of_a_disk_has_its_hint_whoever_repeats_it(text: str, hint: str):
