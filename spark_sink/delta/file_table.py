@@ -179,9 +179,7 @@ def define(path: Path, schema: StructType, properties: Mapping[str, str], like: 
     }
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
     if features:
-        readers = sorted(features)
-        writers = [*readers, "appendOnly", "invariants"]
-        protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": readers, "writerFeatures": writers}
+        protocol = _listed_features(features, {*features, "appendOnly", "invariants"})
     return defined(path, ({"protocol": protocol}, {"metaData": metadata}))
 
 
@@ -275,8 +273,11 @@ def replace_files(log: TableLog, table: FileTable, files: Sequence[Mapping[str, 
     _write(log.path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
 
 
-def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[str, Any]]) -> bool:
+def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[str, Any]], features: Collection[str] = ()) -> bool:
     """Replace the action that defines the table's columns and properties by what ``change`` returns for its log, in one commit.
+
+    The commit also gives the table those of the ``features`` that it lacks. They are features of Delta's protocol for readers and
+    writers.
 
     Returns False, and commits nothing, if there is no table or ``change`` returns an equal action. Raises ChangedError if other
     programs commit again and again.
@@ -293,11 +294,23 @@ def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[st
             "operationParameters": {},
             "engineInfo": "cdcpipe",
         }
-        text = "".join(json.dumps(action) + "\n" for action in ({"commitInfo": information}, {"metaData": metadata}))
-        _write(path, text, log.version + 1, _refuse)
+        actions: list[Mapping[str, Any]] = [{"commitInfo": information}, {"metaData": metadata}]
+        if not log.features("writerFeatures").issuperset(features):
+            actions.append({"protocol": _protocol(log, features)})
+        _write(path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
         return True
 
     return _REDEFINITIONS.call(attempt, ChangedError)
+
+
+def _protocol(log: TableLog, features: Collection[str]) -> dict[str, Any]:
+    """Return the table's protocol with more features, which concern readers and writers."""
+    return _listed_features(*(log.features(kind).union(features) for kind in ("readerFeatures", "writerFeatures")))
+
+
+def _listed_features(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
+    """Return the protocol of a table with these features."""
+    return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": sorted(readers), "writerFeatures": sorted(writers)}
 
 
 def _refuse(_: Path) -> None:

@@ -30,14 +30,14 @@ def add(path: Path, wanted: StructType) -> bool:
     """Add the wanted columns, and fields of structs, that the table lacks. Returns whether there were any.
 
     Changes nothing and raises UnsupportedError, or DeltaError for a feature of the table that this client does not support, if only
-    Spark can do this. One reason is a column that needs a feature which the table does not have.
+    Spark can do this. One reason is a column whose name needs column mapping, in a table without it.
     """
-    return file_table.redefine(path, "ADD COLUMNS", lambda log: _extended(log, wanted))
+    return file_table.redefine(path, "ADD COLUMNS", lambda log: _extended(log, wanted), needed_features(wanted))
 
 
 def _extended(log: TableLog, wanted: StructType) -> Mapping[str, Any]:
-    if missing := needed_features(wanted) - log.features("writerFeatures"):
-        raise UnsupportedError(f"columns that need {min(missing)}")
+    if "columnMapping" in needed_features(wanted) - log.features("writerFeatures"):
+        raise UnsupportedError("columns that need column mapping")
     metadata = log.metadata
     properties = dict(metadata.get("configuration", {}))
     mode = properties.get(MAPPING_MODE, "none")

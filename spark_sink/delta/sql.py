@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
 from spark_sink.delta import log as delta_log
-from spark_sink.delta import new_columns
+from spark_sink.delta import new_columns, wider_columns
 from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.log import APPLICATION, TableLog
 from spark_sink.delta.rows import UnsupportedError
@@ -229,20 +229,23 @@ def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructTy
     """Widen columns to their ``wanted`` types, which hold the present values exactly (`types.holds`). Returns whether any changed.
 
     No file is rewritten. Turns on Delta Lake's type widening for a table that needs it. From then on, other programs must support
-    this feature to read the table.
+    this feature to read the table. As with `add_columns`, Spark does it only where this process can't.
     """
     have = dict(_leaves(present))
-    changed = [
-        f"{'.'.join(map(quote, names))} TYPE {kind.simpleString()}"
-        for names, kind in _leaves(wanted)
-        if have.get(names, kind) != kind
-    ]
+    changed = {names: kind for names, kind in _leaves(wanted) if have.get(names, kind) != kind}
     if changed:
-        _turn_on(spark, path, needed_features(wanted))
-        table = table_name(path)
-        spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')")
-        spark.sql(f"ALTER TABLE {table} ALTER COLUMN {', '.join(changed)}")
+        try:
+            wider_columns.widen(path, wanted)
+        except (ChangedError, DeltaError, UnsupportedError):
+            _widen_by_spark(spark, path, changed, needed_features(wanted))
     return bool(changed)
+
+
+def _widen_by_spark(spark: SparkSession, path: Path, changed: Mapping[tuple[str, ...], DataType], needed: set[str]) -> None:
+    _turn_on(spark, path, needed)
+    set_properties(spark, path, {wider_columns.ENABLED: "true"})
+    listed = ", ".join(f"{'.'.join(map(quote, names))} TYPE {kind.simpleString()}" for names, kind in changed.items())
+    spark.sql(f"ALTER TABLE {table_name(path)} ALTER COLUMN {listed}")
 
 
 def _turn_on(spark: SparkSession, path: Path, needed: set[str]) -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from spark_sink.delta import new_columns
+from spark_sink.delta import new_columns, wider_columns
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError
-from spark_sink.schema.types import split_schema
+from spark_sink.schema.types import not_held, split_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,17 +31,19 @@ def key_of(piece: Piece) -> list[str]:
 
 
 def open_target(log: TableLog, piece: Piece, wanted: StructType) -> Rewrite:
-    """Return the replica, after it has got the ``wanted`` columns that it lacks.
+    """Return the replica, after it has got the ``wanted`` columns that it lacks, and their wider types.
 
-    Raises UnsupportedError if it has columns that are gone, or wanted ones with another type, or if only Spark can add a column.
+    Raises UnsupportedError if it has columns that are gone, or that another program has made wider than the changelog's, or if only
+    Spark can add or widen a column.
     """
     target = Rewrite.of_log(log, key_of(piece))
     types = {field.name: field.dataType for field in target.schema}
     if not piece.gone.isdisjoint(types):
         raise UnsupportedError("columns that are gone")
-    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted):
-        raise UnsupportedError("columns that the replica has with another type")
-    if types.keys() >= set(wanted.names):
-        return target
-    new_columns.add(log.path, wanted)
-    return Rewrite.of_log(log.refresh(), key_of(piece))
+    narrow = not_held(target.schema, wanted)
+    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted if field.name not in narrow.names):
+        raise UnsupportedError("columns that are wider in the replica")
+    is_changed = wider_columns.widen(log.path, narrow) if narrow.fields else False
+    if not types.keys() >= set(wanted.names):
+        is_changed |= new_columns.add(log.path, wanted)
+    return Rewrite.of_log(log.refresh(), key_of(piece)) if is_changed else target

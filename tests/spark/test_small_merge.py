@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -183,11 +184,6 @@ LEFT_TO_SPARK = {
         [change(20, "update", (1, 9, 6, None, b"n"), ["blob"], (1, 1, None, None, None))],
         [(1, 9, 6, "blob", b"n")],
     ),
-    "a wider column": (
-        schema_of(COLUMNS.replace("a int", "a bigint")),
-        [change(20, "insert", (1, 2, 1 << 40, "x", b""))],
-        [(1, 2, 1 << 40, "x", b"")],
-    ),
 }
 
 
@@ -209,6 +205,47 @@ def test_a_new_column(house: House) -> None:
     house.append(widest, [change(50, "truncate", (None,) * 8)], 40, 50)
     assert not house.apply(50)  # Spark goes on with the table
     assert house.rows("`a note`") == []
+
+
+def test_wider_types(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns get them, one of the key among them. The older files stay, one with a deletion vector. Spark goes on with them."""
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(delta, "_widen_by_spark", None)
+    narrow = f"{COLUMNS}, price decimal(5,2), day date, ratio float"
+    own = (Decimal("1.25"), date(2026, 2, 3), 0.5)
+    house.append(schema_of(narrow), [change(10, "insert", (1, key, key * 10, "x", b"", *own)) for key in range(4)], 0, 10)
+    assert house.apply(10)
+    wide = narrow
+    for before, after in (
+        ("id int", "id bigint"),
+        ("a int", "a bigint"),
+        ("(5,2)", "(12,4)"),
+        ("date", "timestamp_ntz"),
+        ("float", "double"),
+    ):
+        wide = wide.replace(before, after)
+    new = (1 << 40, "y", b"", Decimal("12345678.1234"), datetime(2026, 2, 3, 4, 5), 0.1)
+    deleted = (1, 3, *(None,) * 6)
+    changes = [
+        change(20, "update", (1, 1, *new)),
+        change(20, "insert", (1, 1 << 40, *new)),
+        change(20, "delete", deleted, old=deleted),
+    ]
+    house.append(schema_of(wide), changes, 10, 20)
+    assert house.apply(20)
+    files = list(TableLog(house.replica).refresh().files)
+    assert any("deletionVector" in file for file in files)
+    names = ("id", "a", "price", "day", "ratio")
+    old = (Decimal("1.2500"), datetime(2026, 2, 3), 0.5)
+    expected = [(0, 0, *old), (1, new[0], *new[3:]), (2, 20, *old), (1 << 40, new[0], *new[3:])]
+    assert house.rows(*names) == comparable(expected)
+    table = delta.table_name(house.replica)
+    house.spark.sql(f"UPDATE {table} SET ratio = ratio + 1 WHERE id = 2")
+    house.spark.sql(f"OPTIMIZE {table}")
+    house.append(schema_of(wide), [change(30, "update", (1, 0, *new))], 20, 30)
+    assert house.apply(30)
+    expected = [(0, new[0], *new[3:]), *expected[1:2], (2, 20, *old[:2], 1.5), *expected[3:]]
+    assert house.rows(*names) == comparable(expected)
 
 
 FILLS = (
