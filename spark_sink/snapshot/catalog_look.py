@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import CdcpipeError
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
-from spark_sink.warehouse import wanted_copies
+from spark_sink.warehouse import published_tables, wanted_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def want_deleted(house: Warehouse) -> None:
 
     Call this before changes make these tables anew, without their earlier rows.
     """
-    for table, since_lsn, reason in publication.deleted(publication.read(house), Homes(house)):
+    for table, since_lsn, reason in publication.deleted(published_tables.read(house), Homes(house)):
         wanted_copies.want(house, table, since_lsn, reason)
 
 
@@ -56,7 +56,7 @@ class CatalogLook:
         except CdcpipeError as ex:
             _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
             return False
-        house, before, homes = self._warehouse, publication.read(self._warehouse), Homes(self._warehouse)
+        house, before, homes = self._warehouse, published_tables.read(self._warehouse), Homes(self._warehouse)
         kept = publication.undecided(before, found, homes)
         now = publication.seen(found, kept, homes)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
@@ -65,7 +65,7 @@ class CatalogLook:
         for table in publication.gone(before, found, homes):
             _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
         if before != now:
-            publication.write(house, now)
+            published_tables.write(house, now)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}
         for each in wanted_copies.waiting(house):
             versions = house.versions(each.table)

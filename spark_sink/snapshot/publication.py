@@ -8,11 +8,9 @@
         want(house, finding.table, finding.since_lsn, finding.reason)
     write(house, seen(found, kept))
 
-    _cdcpipe/published.json     what the last look saw of each published table
-
 So a table that comes into a publication comes to the warehouse with its rows, even if nobody ever changes them. The record is in
-the warehouse, so that the next run finds what happened while nobody looked. cdcpipe/replication/table_parts.py explains what
-``cdcpipe prepare --parts`` tells.
+the warehouse (warehouse/published_tables.py), so that the next run finds what happened while nobody looked.
+cdcpipe/replication/table_parts.py explains what ``cdcpipe prepare --parts`` tells.
 
 The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
 they are. So does the first look at another server, as after pg_upgrade.
@@ -25,44 +23,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
-from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client import keyless
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, prepare_arguments
 from spark_sink.client.process import ask
-from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from spark_sink.client.prepare import SlotConfig
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = [
-    "Finding",
-    "Seen",
-    "SeenTable",
-    "begin",
-    "compare",
-    "deleted",
-    "gone",
-    "look",
-    "published",
-    "read",
-    "seen",
-    "undecided",
-    "write",
-]
+__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "seen", "undecided"]
 
 _logger = logging.getLogger(__name__)
 
@@ -79,58 +59,7 @@ REPLACED = "another table has its name now"
 REWRITTEN = "ALTER TABLE has rewritten its rows"
 
 
-@dataclass(frozen=True, slots=True)
-class SeenTable:
-    """What was seen of a table. What publishes it, its parts and the operations are None if the look did not ask for parts."""
-
-    schema: str
-    name: str
-    relation_id: int
-    has_key: bool
-    published_by: tuple[int, ...] | None
-    parts: Mapping[int, tuple[int, str]] | None
-    """For each relation that holds rows: its file, and the digest of its definition."""
-    operations: frozenset[str] | None = None
-    """Which changes are published: ``insert``, ``update``, ``delete``, ``truncate``. None also in a record of an older version."""
-    undecided_lsn: int | None = None
-    """The LSN of the look that first saw another name, if the stream has not told of it yet."""
-    is_known: bool = False
-    """Whether the warehouse had the table."""
-
-    @property
-    def table(self) -> Table:
-        """The table's name."""
-        return Table(self.schema, self.name)
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> SeenTable:
-        """Return what is kept of a table that ``cdcpipe prepare`` describes."""
-        parts = table.get("parts")
-        return cls(
-            str(table["schema"]),
-            str(table["name"]),
-            int(table["relation_id"]),
-            keyless.has_key(table),
-            None if parts is None else tuple(table["published_by"]),
-            None if parts is None else {int(each["relation_id"]): (int(each["file"]), str(each["definition"])) for each in parts},
-            _operations(table),
-        )
-
-
-def _operations(value: Mapping[str, Any]) -> frozenset[str] | None:
-    return None if value.get("operations") is None else frozenset(map(str, value["operations"]))
-
-
 _NOTHING: Final[Mapping[int, SeenTable]] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look saw: the tables by their OIDs, as of ``lsn`` on the server ``system_id``."""
-
-    system_id: str
-    lsn: int
-    tables: Mapping[int, SeenTable]
 
 
 class Finding(NamedTuple):
@@ -266,56 +195,3 @@ def _compare(
         yield Finding(table, lsn, REWRITTEN)
     if any(each["is_attached"] and each["has_rows"] and each["relation_id"] not in then.parts for each in found["parts"]):
         yield Finding(table, lsn, ATTACHED)
-
-
-# --- the record in the warehouse ---
-
-
-def _path(house: Warehouse) -> Path:
-    return house.root / "_cdcpipe/published.json"
-
-
-def read(house: Warehouse) -> Seen | None:
-    """Return what the last look saw; None before the first one."""
-    value = read_json(_path(house))
-    if value is None:
-        return None
-    try:
-        tables = (
-            SeenTable(
-                str(each["schema"]),
-                str(each["name"]),
-                int(each["relation_id"]),
-                bool(each["has_key"]),
-                None if each["published_by"] is None else tuple(map(int, each["published_by"])),
-                None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
-                _operations(each),
-                int(LSN.parse(each["undecided"])) if "undecided" in each else None,
-                bool(each.get("known")),
-            )
-            for each in value["tables"]
-        )
-        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables})
-    except (KeyError, TypeError, ValueError) as ex:
-        hint = "delete it: the next look begins a new record, and finds only what changes from then on"
-        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
-
-
-def write(house: Warehouse, now: Seen) -> None:
-    """Record what a look saw."""
-    tables = [
-        {
-            "schema": each.schema,
-            "name": each.name,
-            "relation_id": each.relation_id,
-            "has_key": each.has_key,
-            "published_by": None if each.published_by is None else list(each.published_by),
-            "parts": None if each.parts is None else [[part, *facts] for part, facts in each.parts.items()],
-        }
-        | ({} if each.operations is None else {"operations": sorted(each.operations)})
-        | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
-        | ({"known": True} if each.is_known else {})
-        for each in now.tables.values()
-    ]
-    make_directory(_path(house).parent)
-    write_json(_path(house), {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables})

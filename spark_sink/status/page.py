@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.units import counted, format_duration, format_size
 from spark_sink.status.check import Limits, State, judge
+from spark_sink.status.text import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -183,7 +184,7 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         changelog, replica = row["changelog"] or {}, row["replica"] or {}
-        name = escape(row["table"]) + (" (dropped)" if row["dropped"] else "")
+        name = escape(name_of(row))
         size = format_size(changelog.get("size", 0) or 0), format_size(replica.get("size", 0) or 0)
         written = max(changelog.get("written") or "", replica.get("written") or "")
         cells.append(

@@ -21,7 +21,7 @@ from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
-from spark_sink.warehouse import dropped_tables, gaps, purged_changes, wanted_copies
+from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
 from spark_sink.warehouse.gaps import TablesGap
 from spark_sink.warehouse.warehouse import Warehouse, encode_name
 
@@ -121,12 +121,14 @@ class Tables:
     def __init__(self, house: Warehouse) -> None:
         self.house = house
         self._versions: dict[str, list[Version]] = {}
+        self._unpublished: set[Table] | None = None
 
     def describe(self) -> list[dict[str, Any]]:
         """Return an object for each table. `rungs` takes these objects."""
         tables, root = self.house.tables(), self.house.root
         versions = map_reads(self.house.versions, tables, root)
         self._versions = {str(table): found for table, found in zip(tables, versions, strict=True)}
+        self._unpublished = published_tables.unpublished(self.house)
         if self.house.changelog(MESSAGES).is_dir():
             tables.append(MESSAGES)
         position = self.house.source().position
@@ -140,6 +142,7 @@ class Tables:
             "directory": encode_name(table),
             "versions": len(self._versions.get(str(table), [])),
             "dropped": self._dropped(table),
+            "published": None if self._unpublished is None or table == MESSAGES else table not in self._unpublished,
             "purged": format_lsn(purged_lsn) if purged_lsn else None,
             "changelog": self._facts(house.changelog(table), epoch),
             "replica": self._facts(house.replica(table), epoch) if house.format.keeps_replicas else None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.printable import printable
 from spark_sink.status.check import Limits, State, judge
-from spark_sink.status.text import LADDER_ALIGNMENT, LADDER_HEAD, aligned, ladder_row, number
+from spark_sink.status.text import LADDER_ALIGNMENT, LADDER_HEAD, aligned, ladder_row, name_of, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,7 +147,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
         _Column("written", "<", written),
         _Column("changelog", "<", [each.get("position", "-") for each in changelogs]),
     ]
-    names = [f"{row['table']}{' (dropped)' if row['dropped'] else ''}" for row in rows]
+    names = [*map(name_of, rows)]
     least = min(_LEAST_NAME, max(map(len, names)))
     while others and least + sum(2 + _width(column) for column in others) > columns:
         others.pop()

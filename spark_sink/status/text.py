@@ -12,10 +12,16 @@ from spark_sink.staging.lock import owner_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["LADDER_ALIGNMENT", "LADDER_HEAD", "aligned", "ladder_row", "number", "render_text"]
+__all__ = ["LADDER_ALIGNMENT", "LADDER_HEAD", "aligned", "ladder_row", "name_of", "number", "render_text"]
 
 LADDER_HEAD: Final = ("ladder", "position", "behind", "seconds", "newest commit")
 LADDER_ALIGNMENT: Final = "<<>><"
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return a table's name, and why it gets no changes, if it gets none."""
+    why = " (dropped)" if row["dropped"] else " (not published)" if row["published"] is False else ""
+    return f"{row['table']}{why}"
 
 
 def render_text(found: Mapping[str, Any]) -> str:
@@ -48,6 +54,11 @@ def render_text(found: Mapping[str, Any]) -> str:
             failed = f"a copy of it failed {counted(table['failures'], 'time')}, the last time at {table['last_failure']['time']}"
             lines.append(f"           {failed}: {table['last_failure']['message']}")
     lines += [f"dropped    {table['table']} at {table['dropped']}" for table in found["tables"] or () if table["dropped"]]
+    lines += [
+        f"left       {table['table']} is not published any more, and gets no changes"
+        for table in found["tables"] or ()
+        if table["published"] is False and not table["dropped"]
+    ]
     for name, reader in found["readers"].items():
         behind = f"{counted(reader['segments_behind'], 'segment')}, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")

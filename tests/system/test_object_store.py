@@ -34,9 +34,8 @@ from spark_sink.replica.pieces import Piece
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
-from spark_sink.snapshot import publication
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import landed_snapshots, wanted_copies
+from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
 from support import object_stores
@@ -277,9 +276,9 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     wanted_copies.give_up(house, TABLE)
     wanted_copies.give_up(house, TABLE)
     assert wanted_copies.waiting(again) == []
-    seen = publication.Seen("7123", 9, {})
-    publication.write(house, seen)
-    assert publication.read(again) == seen
+    seen = published_tables.Seen("7123", 9, {})
+    published_tables.write(house, seen)
+    assert published_tables.read(again) == seen
     tmp_path.rename(tmp_path.with_name("elsewhere"))
     with pytest.raises(WarehouseError, match=f"locks of {known_as} are in its staging directory"):
         again.local_root()

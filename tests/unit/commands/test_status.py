@@ -13,6 +13,7 @@ import pytest
 
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import published_tables
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import added, commit
 from support.forked_commands import ForkedCommands
@@ -59,6 +60,20 @@ def test_status_as_json(pipeline: Path, commands: ForkedCommands) -> None:
         "written": "2023-11-14T22:13:20.000Z",
     }
     assert (table["changelog"]["rows"], table["changelog"]["position"]) == (3, "1:0/1300")
+
+
+def test_a_table_that_left_the_publication_is_named(pipeline: Path, commands: ForkedCommands) -> None:
+    house = Warehouse.existing(pipeline / "warehouse")
+
+    def shown(*options: str) -> str:
+        return commands.spark_cli("status", "--warehouse", str(house.root), *options).stdout
+
+    assert json.loads(shown("--json"))["tables"][0]["published"] is None  # nobody has looked
+    fruit = published_tables.SeenTable("public", "fruit", 1, True, None, None)
+    for tables, is_published in (({1: fruit}, True), ({}, False)):
+        published_tables.write(house, published_tables.Seen("7123456789", 0x1000, tables))
+        assert json.loads(shown("--json"))["tables"][0]["published"] is is_published
+        assert ("left       public.fruit is not published any more" in shown()) is not is_published
 
 
 def test_a_replica_that_is_not_there_is_behind(pipeline: Path, commands: ForkedCommands) -> None:

@@ -21,7 +21,7 @@ from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, wanted_copies
+from spark_sink.warehouse import gaps, published_tables, wanted_copies
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -94,7 +94,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server(house)
     monkeypatch.setattr(module, "TableSnapshot", made.snapshot)
     monkeypatch.setattr(publication, "look", made.look)
-    publication.write(house, publication.seen(made.look(LauncherConfig("slot", tmp_path), lambda: False)))
+    published_tables.write(house, publication.seen(made.look(LauncherConfig("slot", tmp_path), lambda: False)))
     return made
 
 

@@ -26,16 +26,14 @@ from spark_sink.snapshot.publication import (
     REPLACED,
     REWRITTEN,
     Finding,
-    Seen,
     compare,
     gone,
-    read,
     seen,
     undecided,
-    write,
 )
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse.appends import append_name
+from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -227,6 +225,16 @@ def test_tables_that_are_not_published_any_more(house: Warehouse) -> None:
     assert gone(before, found(table("a", relation_id=102)), homes) == []  # another table has its name
     assert gone(before, found(table("x", relation_id=103)), homes) == [A]
     assert gone(before, found(system_id="8"), homes) == gone(None, found(), homes) == []
+
+
+def test_tables_of_the_warehouse_that_were_not_published_at_the_last_look(house: Warehouse) -> None:
+    """A table that came to the warehouse after the look is none of them."""
+    assert unpublished(house) is None
+    write(house, seen(found(table("a"), lsn=140)))
+    house.write_versions(Table("public", "late"), [version(141, 0, ID)])
+    assert unpublished(house) == set()
+    write(house, seen(found(table("late", relation_id=101), lsn=150)))
+    assert unpublished(house) == {A}
 
 
 def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

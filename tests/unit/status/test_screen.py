@@ -28,6 +28,7 @@ def table(number: int) -> dict[str, Any]:
     return {
         "table": f"public.table_{number:03}",
         "dropped": None,
+        "published": True,
         "changelog": {"rows": 1000 + number, "files": 3, "position": "1:16/B374D7F0", "written": TIME},
         "replica": {"rows": number, "files": 3, "position": "1:16/B374D000", "written": "2026-03-01T12:29:00.190Z"},
     }

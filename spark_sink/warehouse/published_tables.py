@@ -1,0 +1,141 @@
+"""The record of the tables that were published when a run last looked at the catalog. No Spark.
+
+    _cdcpipe/published.json     what the last look saw of each published table
+
+snapshot/publication.py compares two looks. `cdcpipe-spark status` reads the record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.client import keyless
+from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.table import Table
+from spark_sink.warehouse.warehouse import WarehouseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["Seen", "SeenTable", "read", "unpublished", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """What was seen of a table. What publishes it, its parts and the operations are None if the look did not ask for parts."""
+
+    schema: str
+    name: str
+    relation_id: int
+    has_key: bool
+    published_by: tuple[int, ...] | None
+    parts: Mapping[int, tuple[int, str]] | None
+    """For each relation that holds rows: its file, and the digest of its definition."""
+    operations: frozenset[str] | None = None
+    """Which changes are published: ``insert``, ``update``, ``delete``, ``truncate``. None also in a record of an older version."""
+    undecided_lsn: int | None = None
+    """The LSN of the look that first saw another name, if the stream has not told of it yet."""
+    is_known: bool = False
+    """Whether the warehouse had the table."""
+
+    @property
+    def table(self) -> Table:
+        """The table's name."""
+        return Table(self.schema, self.name)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> SeenTable:
+        """Return what is kept of a table that ``cdcpipe prepare`` describes."""
+        parts = table.get("parts")
+        return cls(
+            str(table["schema"]),
+            str(table["name"]),
+            int(table["relation_id"]),
+            keyless.has_key(table),
+            None if parts is None else tuple(table["published_by"]),
+            None if parts is None else {int(each["relation_id"]): (int(each["file"]), str(each["definition"])) for each in parts},
+            _operations(table),
+        )
+
+
+def _operations(value: Mapping[str, Any]) -> frozenset[str] | None:
+    return None if value.get("operations") is None else frozenset(map(str, value["operations"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look saw: the tables by their OIDs, as of ``lsn`` on the server ``system_id``."""
+
+    system_id: str
+    lsn: int
+    tables: Mapping[int, SeenTable]
+
+
+def _path(house: Warehouse) -> Path:
+    return house.root / "_cdcpipe/published.json"
+
+
+def read(house: Warehouse) -> Seen | None:
+    """Return what the last look saw; None before the first one."""
+    value = read_json(_path(house))
+    if value is None:
+        return None
+    try:
+        tables = (
+            SeenTable(
+                str(each["schema"]),
+                str(each["name"]),
+                int(each["relation_id"]),
+                bool(each["has_key"]),
+                None if each["published_by"] is None else tuple(map(int, each["published_by"])),
+                None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
+                _operations(each),
+                int(LSN.parse(each["undecided"])) if "undecided" in each else None,
+                bool(each.get("known")),
+            )
+            for each in value["tables"]
+        )
+        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables})
+    except (KeyError, TypeError, ValueError) as ex:
+        hint = "delete it: the next look begins a new record, and finds only what changes from then on"
+        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
+
+
+def write(house: Warehouse, now: Seen) -> None:
+    """Record what a look saw."""
+    tables = [
+        {
+            "schema": each.schema,
+            "name": each.name,
+            "relation_id": each.relation_id,
+            "has_key": each.has_key,
+            "published_by": None if each.published_by is None else list(each.published_by),
+            "parts": None if each.parts is None else [[part, *facts] for part, facts in each.parts.items()],
+        }
+        | ({} if each.operations is None else {"operations": sorted(each.operations)})
+        | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
+        | ({"known": True} if each.is_known else {})
+        for each in now.tables.values()
+    ]
+    make_directory(_path(house).parent)
+    write_json(_path(house), {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables})
+
+
+def unpublished(house: Warehouse) -> set[Table] | None:
+    """Return the tables of a warehouse that were not published at the last look: they get no changes. None: nobody has looked.
+
+    Among them are tables that were dropped since they came to the warehouse.
+    """
+    seen = read(house)
+    if seen is None:
+        return None
+    names = house.names()
+    published = {names.shown(names.home(each.relation_id, each.table)) for each in seen.tables.values()}
+    others = [table for table in house.tables() if table not in published]
+    # The stream may tell of a new table before the next look.
+    return {table for table in others if any(version.end_lsn <= seen.lsn for version in house.versions(table)[:1])}
