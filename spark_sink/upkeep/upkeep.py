@@ -243,9 +243,16 @@ class Upkeep:
             with right():
                 keep_names(path, retention_s)
 
+    def _before(self, age_s: float) -> datetime:
+        """Return the time before which a change is older than ``age_s``.
+
+        If this machine's clock is ahead of that of the warehouse's place, the latter counts: what is removed too early is gone.
+        """
+        return datetime.now(UTC) - timedelta(seconds=age_s + clock.behind_s(self._warehouse.root))
+
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
-            before = datetime.now(UTC) - timedelta(seconds=age_s)
+            before = self._before(age_s)
             try:
                 found = purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
             except InterruptedError:
@@ -257,7 +264,7 @@ class Upkeep:
 
     def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         if self._times.is_due(HISTORIES):
-            before = datetime.now(UTC) - timedelta(seconds=age_s)
+            before = self._before(age_s)
             for each in purge.purge_histories(self._spark, self._warehouse, self._lock, before, is_stopping):
                 _logger.info("%s: %d versions that ended before %s removed", each.table, each.rows, before.isoformat(" "))
             self._times.record(HISTORIES)

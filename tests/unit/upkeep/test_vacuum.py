@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +13,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta import file_table
 from spark_sink.delta.removed_files import keep_names
+from spark_sink.files import clock
 from spark_sink.schema.table import Table
-from spark_sink.staging.log import Position
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.upkeep import purge
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
@@ -61,7 +64,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events
 def house(tmp_path: Path) -> Warehouse:
     """A changelog and a replica whose VACUUM is due."""
     made = Warehouse(tmp_path, "delta")
-    (tmp_path / "_cdcpipe").mkdir()
+    made.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, 0))
     made.write_versions(FRUIT, [version(0, 0, ID)])
     for path in (made.changelog(FRUIT), made.replica(FRUIT)):
         file_table.commit(file_table.define(path, SCHEMA, {}), [], Position(1, 10))
@@ -79,6 +82,20 @@ def test_vacuum_keeps_files_for_longer_where_new_ones_look_old(house: Warehouse,
     Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
     hours = [float(statement.split()[-2]) for statement in spark.statements]
     assert hours == pytest.approx([3.0, 3.0], abs=0.2)
+
+
+def test_a_purge_counts_by_the_earlier_of_two_clocks(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a clock that is days ahead would remove is gone for good."""
+    house.record(Position(1, 10))
+    asked: list[datetime] = []
+    monkeypatch.setattr(purge, "purge", lambda _, root, before, **__: asked.append(before) or [])
+    monkeypatch.setattr(purge, "purge_histories", lambda _, house, lock, before, __: asked.append(before) or [])
+    monkeypatch.setattr(clock, "behind_s", lambda _: 86_400.0)
+    spark: Any = Session([])
+    ages = {"keep_changelog_s": 3600.0, "keep_history_s": 7200.0}
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, **ages).run()
+    now = datetime.now(UTC)
+    assert [(now - before).total_seconds() for before in asked] == pytest.approx([90_000.0, 93_600.0], abs=600.0)
 
 
 def test_vacuum_of_a_changelog_begins_between_two_micro_batches(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
