@@ -157,7 +157,7 @@ Example:
         "--expect-lsn",
         type=LSN.parse,
         metavar="LSN",
-        help="Refuse a slot that is beyond this position, up to which you have the changes.",
+        help="Refuse a slot that is beyond this position, up to which you have the changes, and a server whose WAL ends before it.",
     ),
 )
 @cloup.option_group(

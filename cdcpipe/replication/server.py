@@ -16,7 +16,7 @@ from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
 
-__all__ = ["System", "check_start", "check_wal_level", "current_lsn", "expect_system", "identify_system", "is_standby"]
+__all__ = ["System", "check_reaches", "check_wal_level", "current_lsn", "expect_system", "identify_system", "is_standby"]
 
 
 _PAGE_BYTES = 8192
@@ -47,8 +47,10 @@ def expect_system(system: System, expected: str) -> None:
         raise InitError(msg, hint="connect to the server that the data came from")
 
 
-def check_start(connection: Connection, start_lsn: int) -> None:
-    """Raise InitError if the server's WAL ends before ``start_lsn``. On a primary the error is a RewoundServerError.
+def check_reaches(connection: Connection, taken_lsn: int, option: str) -> None:
+    """Raise InitError if the server's WAL ends before ``taken_lsn``. On a primary the error is a RewoundServerError.
+
+    ``taken_lsn`` is the position up to which the consumer has the changes. ``option`` gave it.
 
     An older copy of a server's disk has the same system identifier and timeline. Only the end of its WAL differs. A restarted
     standby replays WAL that it had replayed before, so waiting may help there.
@@ -57,9 +59,9 @@ def check_start(connection: Connection, start_lsn: int) -> None:
         "SELECT pg_is_in_recovery(),"
         " CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
     )[0]
-    if start_lsn <= LSN.parse(wal_end or "0/0"):
+    if taken_lsn <= LSN.parse(wal_end or "0/0"):
         return
-    where = f"its WAL ends at {wal_end}, before {format_lsn(start_lsn)}, up to which the changes were taken (--startpos)"
+    where = f"its WAL ends at {wal_end}, before {format_lsn(taken_lsn)}, up to which the changes were taken ({option})"
     if in_recovery == "t":
         raise InitError(f"the standby has not replayed enough: {where}", hint="wait until it has, and start again")
     raise RewoundServerError(

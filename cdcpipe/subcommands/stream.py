@@ -32,7 +32,7 @@ from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
-from cdcpipe.replication.server import System, check_start, expect_system
+from cdcpipe.replication.server import System, check_reaches, expect_system
 from cdcpipe.replication.session import connect, initialising
 from cdcpipe.replication.slots import Slot, check_free, check_no_gap, check_no_gap_before, find_slot, start_stream
 from cdcpipe.replication.strict_progress import StrictProgress
@@ -173,12 +173,17 @@ def _check_before_creation(
 
 
 def _checked_server(config: StreamConfig, connection: Connection, opening: OpeningWalsender) -> tuple[Walsender, System]:
-    """Wait for the walsender, and check that the server is the expected one, and has the WAL for the stream's start."""
+    """Wait for the walsender, and check that the server is the expected one, and that its WAL has what the consumer has.
+
+    A consumer that names both positions goes on at ``start_lsn``. Its ``expected_lsn`` may lie further on, with no changes between.
+    """
     walsender, system = opening.wait()
     if config.expected_system is not None:
         expect_system(system, config.expected_system)
     if config.start_lsn:
-        check_start(connection, config.start_lsn)
+        check_reaches(connection, config.start_lsn, "--startpos")
+    elif config.expected_lsn is not None:
+        check_reaches(connection, config.expected_lsn, "--expect-lsn")
     return walsender, system
 
 

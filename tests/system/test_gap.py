@@ -1,11 +1,11 @@
-"""A slot that moved while nobody streamed: ``--expect-lsn`` refuses it, before anything is written or confirmed."""
+"""A slot that moved, or a server that went back: ``--expect-lsn`` refuses it, before anything is written or confirmed."""
 
 import contextlib
 from collections.abc import Callable
 
 import pytest
 
-from cdcpipe.errors import GapError
+from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import LSN, format_lsn
 from support.cli_process import run_cli
 from support.published_database import PublishedDatabase, insert
@@ -86,13 +86,28 @@ def test_the_refused_start_does_not_move_the_slot(on18: PublishedDatabase) -> No
     assert on18.confirmed() == before
 
 
-@pytest.mark.parametrize("behind", [0, 1, 1 << 40])
+@pytest.mark.parametrize("behind", [0, 1])
 def test_a_slot_at_the_position_or_behind_it_starts(on18: PublishedDatabase, behind: int) -> None:
     has = consume(on18, 1)
     insert(on18, 2)
     code, out, err = on18.run("-J", "-N", "-A", "--endpos", now(on18), "--expect-lsn", format_lsn(has + behind))
     assert code == 0, err
     assert b'"value":2' in out
+
+
+@pytest.mark.parametrize("makes_slot", [False, True])
+def test_a_server_whose_wal_ends_before_the_position_is_refused(on18: PublishedDatabase, makes_slot: bool) -> None:
+    """The server was restored from an older copy: it will use the consumer's positions again, for other changes."""
+    slot = f"{on18.slot}_new" if makes_slot else on18.slot
+    insert(on18, 1)
+    before = on18.confirmed()
+    stream = ("-d", on18.database.dsn, "-S", slot, "--publication", "p", "-c", "-A", "--endpos", now(on18))
+    code, out, err = run_cli(*stream, "--expect-lsn", "FF/0")
+    assert (code, out) == (2, b"")
+    assert f"cdcpipe: error: {RewoundServerError.BEGINNING}its WAL ends at 0/" in err
+    assert "before FF/0, up to which the changes were taken (--expect-lsn)" in err
+    assert on18.confirmed() == before
+    assert on18.value(f"select count(*) from pg_replication_slots where slot_name = '{slot}'") == (0 if makes_slot else 1)
 
 
 @pytest.mark.parametrize("output", [(), ("-J",), ("--output", "test_decoding")])
