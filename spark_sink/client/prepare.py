@@ -86,6 +86,12 @@ class Prepared:
     timeline_history: tuple[tuple[int, int], ...] = ()
     """The earlier timelines of the server, in order: each with the LSN at which it was left."""
 
+    @property
+    def timeline_began_at(self) -> dict[int, int]:
+        """Where each timeline of the server began, as far as its history says: where it left the one before."""
+        numbers = [*(timeline for timeline, _ in self.timeline_history[1:]), self.timeline]
+        return {timeline: lsn for (_, lsn), timeline in zip(self.timeline_history, numbers, strict=False)}
+
     @classmethod
     def parse(cls, text: bytes) -> Prepared:
         """Read the JSON object that the command prints."""

@@ -9,6 +9,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | the slot is beyond the account: dropped and made again, advanced, or read by another consumer | a gap |
 | a new timeline that branched off at the log's end or later | the log goes on, on the new timeline |
 | a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
+| the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | another system id | an error, unless the user accepts this id (pg_upgrade) |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
@@ -92,13 +93,16 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
-    if is_new_timeline:
-        branch_lsn = _branch(log.epochs, prepared)
+    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else _parted(last, prepared)
+    if branch_lsn is not None:
+        is_new_timeline = True
         if branch_lsn < log.end_lsn:
+            is_same = prepared.timeline == last.timeline
+            theirs = f"another server's timeline {last.timeline}" if is_same else f"timeline {last.timeline}"
             gap = Gap(
                 branch_lsn,
-                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but the log has changes of timeline"
-                f" {last.timeline} up to {format_lsn(log.end_lsn)}: the server that was promoted or restored never had these",
+                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but the log has changes of {theirs}"
+                f" up to {format_lsn(log.end_lsn)}: the server that was promoted or restored never had these",
                 log.account.time,
                 now,
                 is_divergence=True,
@@ -161,10 +165,23 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
         if end is None:
             return common
         following = epochs[number + 1] if number + 1 < len(epochs) else None
+        parted = _parted(epoch, prepared)
+        if parted is not None and (following is None or parted < following.start_lsn):
+            return parted
         if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:
             return end
         common = end if following is None else following.start_lsn
     return common
+
+
+def _parted(epoch: Epoch, prepared: Prepared) -> int | None:
+    """Return where two timelines with the number of ``epoch.timeline`` parted: the log's and the server's. None if they are one.
+
+    A promoted server takes the next number that it knows to be free. So two standbys of one primary can take the same number.
+    """
+    began_at = prepared.timeline_began_at.get(epoch.timeline, 0)
+    is_known = epoch.timeline_began_lsn and began_at
+    return min(began_at, epoch.timeline_began_lsn) if is_known and began_at != epoch.timeline_began_lsn else None
 
 
 def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:

@@ -251,6 +251,7 @@ class Opening:
             first_lsn=max(prepared.confirmed_flush_lsn, verdict.resume_lsn),
             gap=verdict.gap,
             former_system_id=verdict.former_system_id,
+            timeline_began_lsn=prepared.timeline_began_at.get(prepared.timeline, 0),
             least_number=1 if self._tables is None else self._tables.position.epoch + 1,
         )
         if verdict.gap is not None:

@@ -120,6 +120,8 @@ class Epoch:
     """The system id of the epoch before, if the user has accepted that it is another one (pg_upgrade)."""
     keeps_account: bool = True
     """Whether the launcher recorded each position before the server confirmed it (account.py). Older versions did not."""
+    timeline_began_lsn: int = 0
+    """Where the server's timeline branched off the one before; 0 on the first timeline, and in logs of older versions."""
 
     @property
     def start(self) -> Position:
@@ -199,6 +201,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
     options = _field(path, value, "options", dict)
     try:
         start_lsn = int(LSN.parse(_field(path, value, "start_lsn", str)))
+        timeline_began_lsn = int(LSN.parse(value.get("timeline_began", "0/0")))
         gap = None if value.get("gap") is None else Gap.from_json(_field(path, value, "gap", dict))
     except (ValueError, KeyError, TypeError) as ex:
         raise StagingError(f"{path} is damaged: {ex}", hint=RESTORE) from ex
@@ -214,6 +217,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
         gap=gap,
         former_system_id=value.get("former_system_id"),
         keeps_account=bool(value.get("keeps_account")),
+        timeline_began_lsn=timeline_began_lsn,
     )
 
 

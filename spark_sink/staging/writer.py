@@ -207,6 +207,7 @@ class StagingWriter:
         first_lsn: int,
         gap: Gap | None = None,
         former_system_id: str | None = None,
+        timeline_began_lsn: int = 0,
         least_number: int = 1,
     ) -> Epoch:
         """Create the next epoch. It begins at the end of the log; at ``first_lsn`` if there is no log yet, or with a ``gap``.
@@ -237,6 +238,7 @@ class StagingWriter:
                 start_lsn=int(first_lsn) if end is None else end.lsn if gap is None else max(end.lsn, int(first_lsn)),
                 gap=gap,
                 former_system_id=former_system_id,
+                timeline_began_lsn=timeline_began_lsn,
             )
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
@@ -414,6 +416,7 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
             "options": epoch.options,
             "start_lsn": format_lsn(epoch.start_lsn),
             "keeps_account": True,
+            **({"timeline_began": format_lsn(epoch.timeline_began_lsn)} if epoch.timeline_began_lsn else {}),
             **({} if epoch.gap is None else {"gap": epoch.gap.to_json()}),
             **({} if epoch.former_system_id is None else {"former_system_id": epoch.former_system_id}),
         },

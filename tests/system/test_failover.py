@@ -12,6 +12,7 @@ from standbys import execute
 
 from cdcpipe.errors import GapError
 from cdcpipe.lsn import LSN
+from cdcpipe.replication.timelines import parse_timeline_history
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging.filler import SealPolicy
@@ -100,7 +101,10 @@ def test_the_log_goes_on_after_a_promotion_and_an_old_primary_is_refused(pair: P
         execute(pair.standby, "insert into t values (12)")
         until(lambda: launcher.progress.transactions == 2, deadline_s=120)
     assert pair.landed() == pair.rows(pair.standby) == list(range(1, 13))
-    assert [epoch.timeline for epoch in list_epochs(pair.config.staging)][-1] == 2
+    last = list_epochs(pair.config.staging)[-1]
+    [(history,)] = execute(pair.standby, "select pg_read_file('pg_wal/00000002.history')")
+    [left] = parse_timeline_history(history, 2)
+    assert (last.timeline, last.timeline_began_lsn) == (2, left.end_lsn)
     assert not any(epoch.gap for epoch in list_epochs(pair.config.staging))
     pair.land()
     assert pair.landed() == pair.rows(pair.standby)

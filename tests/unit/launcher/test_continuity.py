@@ -197,3 +197,33 @@ def test_the_error_names_positions_size_time_and_what_to_do():
     assert error.exit_code == 2
     assert "/staging" in (error.hint or "")
     assert "--on-gap resnapshot" in (error.hint or "")
+
+
+SECOND = Log([EPOCH, replace(EPOCH, number=2, timeline=2, start_lsn=0x200, timeline_began_lsn=0x300)], 0x500, Account(0x600, 1.0))
+
+
+@pytest.mark.parametrize(("timeline", "later"), [(2, ()), (3, ((2, 0x700),))])
+@pytest.mark.parametrize(("began", "after"), [(0x280, 0x280), (0x400, 0x300)])
+def test_another_timeline_with_the_number_of_the_logs_is_a_gap(timeline: int, later: Any, began: int, after: int):
+    """Two standbys were promoted apart from each other. Their histories are one up to where the first of them was promoted."""
+    verdict = judged(SECOND, timeline=timeline, timeline_history=((1, began), *later), confirmed_flush_lsn=LSN(0x200))
+    assert verdict.gap is not None
+    assert verdict.gap.is_divergence
+    assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn, verdict.is_new_epoch) == (after, after, 0x500, True)
+    assert ("another server's timeline 2" in verdict.gap.cause) == (timeline == 2)
+
+
+def test_a_log_that_ends_before_they_parted_goes_on_in_a_new_epoch():
+    log = replace(SECOND, end_lsn=0x280, account=Account(0x290, 1.0))
+    theirs = {"timeline": 2, "timeline_history": ((1, 0x2A0),), "confirmed_flush_lsn": LSN(0x200)}
+    assert judged(log, **theirs) == Verdict(is_new_epoch=True)
+    third = replace(log.epochs[1], number=3, start_lsn=0x280, timeline_began_lsn=0x2A0)
+    later = replace(log, epochs=[*log.epochs, third], end_lsn=0x500, account=Account(0x500, 1.0))
+    assert judged(later, **theirs) == Verdict()
+    assert judged(later, **(theirs | {"timeline": 3, "timeline_history": ((1, 0x2A0), (2, 0x500))})) == Verdict(is_new_epoch=True)
+
+
+@pytest.mark.parametrize(("recorded", "history"), [(0x300, ((1, 0x300),)), (0, ((1, 0x300),)), (0x300, ())])
+def test_the_same_timeline_goes_on_also_where_nothing_says_where_it_began(recorded: int, history: Any):
+    log = replace(SECOND, epochs=[EPOCH, replace(SECOND.epochs[1], timeline_began_lsn=recorded)])
+    assert judged(log, timeline=2, timeline_history=history) == Verdict()
