@@ -55,12 +55,9 @@ again is the same batch, and a missing segment raises StagingError.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import re
-import shutil
-import tempfile
 import time
 import zipfile
 from dataclasses import dataclass
@@ -85,6 +82,7 @@ import cdcpipe
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.local import local_directory
+from spark_sink.files.temporary import directory_of_process
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
 from spark_sink.source.contents import count_rows
@@ -481,9 +479,7 @@ def _source_archive() -> Path:
     ]
     contents = [(name, path.read_bytes()) for path, name in files]
     digest = hashlib.sha256(b"".join(name.encode() + b"\0" + content for name, content in contents)).hexdigest()
-    directory = Path(tempfile.mkdtemp(prefix="cdcpipe-sources-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    archive = directory / f"cdcpipe-sources-{digest[:16]}.zip"
+    archive = directory_of_process() / f"cdcpipe-sources-{digest[:16]}.zip"
     with zipfile.ZipFile(archive, "w") as target:
         for name, content in contents:
             target.writestr(name, content)

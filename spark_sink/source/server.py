@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.threads import Worker
+from spark_sink.files.temporary import directory_of_process
 from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class SegmentServer:
             ) from ex
         self._server.root = root
         self.origin = self._server.origin = Origin(host, self._server.server_address[1], secrets.token_hex(32))
-        self._directory = Path(tempfile.mkdtemp(prefix="cdcpipe-segments-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="cdcpipe-segments-", dir=directory_of_process()))
         self.path = self._directory / "origin.json"
         self.path.touch(mode=0o600)
         self.path.write_text(json.dumps(self.origin._asdict()))

@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
+from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, without_pandas
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
 from spark_sink.spark.home import is_local_master, user_home
@@ -339,13 +339,11 @@ def _java_options() -> str:
 
 
 def _temporary_option() -> str:
-    """Return the option that lets Java put temporary files where ``$TMPDIR`` says; "" without it. Java itself knows /tmp alone.
+    """Return the option that lets Java put temporary files into the directory of this process. Java itself knows /tmp alone.
 
     Spark keeps what its memory has no room for there, unless the setting spark.local.dir names another place.
     """
-    if not os.environ.get("TMPDIR"):
-        return ""
-    quoted = tempfile.gettempdir().replace("\\", r"\\").replace('"', r"\"")
+    quoted = str(directory_of_process()).replace("\\", r"\\").replace('"', r"\"")
     return f' "-Djava.io.tmpdir={quoted}"'
 
 

@@ -1,20 +1,13 @@
 """The options of Spark's JVM."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from spark_sink.spark.session import _java_options
+from spark_sink.spark import session
 
 
-def test_java_keeps_temporary_files_where_tmpdir_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Java does not look at it. So a full /tmp, or one without programs (noexec), would end Spark whatever TMPDIR says."""
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.delenv("TMPDIR", raising=False)
-    assert "java.io.tmpdir" not in _java_options()
-    directory = tmp_path / 'a "b" c'
-    directory.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(directory))
-    assert _java_options().endswith(rf' "-Djava.io.tmpdir={tmp_path}/a \"b\" c"')
+def test_java_keeps_temporary_files_in_the_directory_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not look at TMPDIR. So a full /tmp, or one without programs (noexec), would end Spark whatever TMPDIR says."""
+    monkeypatch.setattr(session, "directory_of_process", lambda: Path('/a "b" c/d'))
+    assert session._java_options().endswith(r' "-Djava.io.tmpdir=/a \"b\" c/d"')
