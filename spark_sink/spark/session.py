@@ -14,8 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import sysconfig
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
@@ -28,6 +26,7 @@ from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, without_pandas
+from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
 from spark_sink.spark.home import is_local_master, user_home
 
@@ -131,10 +130,11 @@ def build(
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         _export_java()
     settings |= conf
-    _prepare_workers(settings)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
     if is_local_master(settings["spark.master"]):
         settings = _LOCAL_SETTINGS | settings
+        stay_on_this_machine(settings)
+    prepare_workers(settings)
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -243,7 +243,7 @@ def find_java() -> Path:
         version = _java_version(home)
         if version is not None and version >= _JAVA_MINIMUM:
             return home
-        tried.append(f"{home} ({'no Java' if version is None else version})")
+        tried.append(f"{home} ({'no Java that starts' if version is None else version})")
     found = f"; found only {', '.join(tried)}" if tried else ""
     raise InitError(
         f"no Java {_JAVA_MINIMUM} or newer{found}",
@@ -313,7 +313,7 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         # How long driver, JVM and workers wait for one another to connect. Spark's default of 15 s is too short on a busy machine.
         "spark.python.authenticate.socketTimeout": "120s",
-        "spark.executorEnv.PYTHONPATH": _python_path(),
+        "spark.executorEnv.PYTHONPATH": python_path(),
         # Write timestamps of any year without conversion: no reader here is older than Spark 3.
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
@@ -447,29 +447,6 @@ def _jars(directory: Path) -> list[str]:
     if not directory.is_dir():
         raise InvalidArgumentsError(f"no such directory: {directory}", hint=_NO_DELTA_HINT)
     return sorted(str(path) for path in directory.resolve().glob("*.jar"))
-
-
-def _prepare_workers(settings: Mapping[str, str]) -> None:
-    """Choose the interpreter of the Python workers, here and in executors, and let them find these packages.
-
-    The interpreter is this one, unless the user names one on the executors' machines. By default Spark would use the first
-    ``python3`` on the PATH, which may be another interpreter without pyarrow.
-    """
-    if "spark.pyspark.python" in settings:
-        os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if path := _python_path():
-        os.environ["PYTHONPATH"] = path
-
-
-def _python_path() -> str:
-    """Return PYTHONPATH with the directory of these packages added, unless they are installed for every Python process."""
-    root = str(Path(__file__).resolve().parents[2])
-    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        entries.insert(0, root)
-    return os.pathsep.join(entries)
 
 
 def ended_error() -> CdcpipeError:

@@ -18,6 +18,7 @@ from spark_sink.files.local import DamagedFileError
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
+from spark_sink.spark.environment import prepare_workers
 from spark_sink.staging.log import Epoch, Position, StagingError
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, decode_name, encode_name
 
@@ -254,7 +255,9 @@ def java(home: Path, version: str) -> Path:
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = java(tmp_path / "jdk8", "1.8.0_402")
     monkeypatch.setattr(session, "_java_homes", lambda: [old, tmp_path / "nothing"])
-    with pytest.raises(InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java\)") as caught:
+    with pytest.raises(
+        InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java that starts\)"
+    ) as caught:
         session.find_java()
     assert "openjdk-17" in (caught.value.hint or "")
 
@@ -324,7 +327,7 @@ def test_the_interpreter_of_the_workers(
         monkeypatch.setenv(name, named or "")
     if named is None:
         monkeypatch.delenv("PYSPARK_PYTHON")
-    session._prepare_workers(settings)
+    prepare_workers(settings)
     assert os.environ["PYSPARK_PYTHON"] == taken
 
 

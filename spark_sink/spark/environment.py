@@ -1,0 +1,53 @@
+"""The environment variables of Spark's JVM and of its Python workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_sink.spark.jvm import GATEWAY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["prepare_workers", "python_path", "stay_on_this_machine"]
+
+
+def stay_on_this_machine(settings: Mapping[str, str]) -> None:
+    """Let Spark speak to itself at 127.0.0.1, and run its workers with this interpreter, unless this start names others.
+
+    By default Spark looks up this machine's name, and ends if it does not resolve. It would listen at the address that it finds,
+    which other machines reach, and which may go away while it runs (VPN, Wi-Fi). A PYSPARK_PYTHON of the user's profile is for
+    other programs: that interpreter may not have our packages.
+    """
+    if GATEWAY in os.environ:
+        return
+    if not {"spark.driver.host", "spark.driver.bindAddress"} & settings.keys() and "SPARK_LOCAL_IP" not in os.environ:
+        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+def prepare_workers(settings: Mapping[str, str]) -> None:
+    """Choose the interpreter of the Python workers, here and in executors, and let them find these packages.
+
+    The interpreter is this one, unless the user names one for the executors' machines. By default Spark would use the first
+    ``python3`` on the PATH, which may be another interpreter without pyarrow.
+    """
+    if "spark.pyspark.python" in settings:
+        os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if path := python_path():
+        os.environ["PYTHONPATH"] = path
+
+
+def python_path() -> str:
+    """Return PYTHONPATH with the directory of these packages added, unless they are installed for every Python process."""
+    root = str(Path(__file__).resolve().parents[2])
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        entries.insert(0, root)
+    return os.pathsep.join(entries)
