@@ -12,11 +12,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import InitError
 from cdcpipe.limits import limit_hint
-from spark_sink.files.system_hints import WORKER_ENDED
+from spark_sink.files.system_hints import WORKER_ENDED, hint_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,6 +93,10 @@ def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
             f"user id {os.geteuid()} has no name on this machine, and Hadoop needs one: add the user (in a container: to the"
             " /etc/passwd of its image), or start this as a user who has a name"
         )
+    if (home := os.environ.get("SPARK_HOME")) and home in reason:
+        return "unset SPARK_HOME, or set it to the directory of a Spark 4.2"
+    if (found := hint_in(reason)) is not None:
+        return f"{found}; Spark's temporary files are in $TMPDIR, now {tempfile.gettempdir()}"
     if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:
         return f"correct --master, which is {master}: {_MASTERS}"
     named = [key for key in given if key in reason]

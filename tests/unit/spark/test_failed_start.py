@@ -68,3 +68,15 @@ def test_a_python_worker_that_was_killed_is_one_line_with_a_hint() -> None:
     reason = reason_of(RuntimeError(said))
     assert reason == "Python worker exited unexpectedly"
     assert "dmesg" in str(hint_in(reason))
+
+
+def test_a_full_disk_and_a_home_of_another_spark_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hint(reason: str) -> str:
+        return str(failed_start(RuntimeError(reason), {"spark.master": "local[2]"}, {}, [])[0].hint)
+
+    assert "make room; then start again; Spark's temporary files are in $TMPDIR" in hint("No space left on device")
+    missing = "[Errno 2] No such file or directory: '/opt/spark/./bin/spark-submit'"
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    assert "SPARK_HOME" not in hint(missing)
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert hint(missing) == "unset SPARK_HOME, or set it to the directory of a Spark 4.2"
