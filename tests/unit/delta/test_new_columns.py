@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import (
     ArrayType,
-    DataType,
     DecimalType,
     IntegerType,
     LongType,
@@ -22,31 +20,15 @@ from spark_sink.delta.file_table import DeltaError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.delta.rows import UnsupportedError, fields_of, read_columns
 from spark_sink.delta.schema import COLUMN_ID, MAX_COLUMN_ID, PHYSICAL_NAME
-from spark_sink.files.parquet import FileWriter, part_name
-from spark_sink.staging.log import Position
-
-
-def struct(**fields: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
-
+from support.delta_tables import struct, table_with_a_row
 
 OLD = struct(id=LongType())
 PLAIN = struct(id=LongType(), old=OLD)
 WIDER = StructType([*struct(id=LongType(), old=struct(id=LongType(), price=DecimalType(9, 2))), StructField("n", IntegerType())])
 
 
-def created(path: Path, schema: StructType) -> file_table.FileTable:
-    """Make a table with one row."""
-    path.mkdir()
-    table = file_table.define(path, schema, {"delta.appendOnly": "false"})
-    writer = FileWriter(str(path), part_name(), table.layout())
-    writer.write({"id": pa.array([1]), "old": pa.array([{"id": 2}])}, 1)
-    file_table.commit(table, [writer.close()], Position(1, 10))
-    return table
-
-
 def test_columns_and_fields_of_structs(tmp_path: Path) -> None:
-    table = created(tmp_path / "t", PLAIN)
+    table = table_with_a_row(tmp_path / "t", PLAIN, id=1, old={"id": 2})
     assert new_columns.add(table.path, WIDER)
     found = file_table.open_table(table.path)
     assert (found.schema, found.version, found.lsn) == (WIDER, 1, 10)
@@ -62,7 +44,7 @@ def test_columns_and_fields_of_structs(tmp_path: Path) -> None:
 
 def test_columns_of_a_table_with_column_mapping(tmp_path: Path) -> None:
     """New columns get numbers that no column had, and names of their own in the files."""
-    table = created(tmp_path / "t", StructType([*PLAIN, StructField("a b", StringType())]))
+    table = table_with_a_row(tmp_path / "t", StructType([*PLAIN, StructField("a b", StringType())]), id=1, old={"id": 2})
     wanted = StructType([*WIDER, StructField("c d", ArrayType(struct(e=StringType())))])
     assert new_columns.add(table.path, wanted)
     metadata = TableLog(table.path).refresh().metadata
@@ -78,7 +60,7 @@ def test_columns_of_a_table_with_column_mapping(tmp_path: Path) -> None:
 
 def test_a_column_that_needs_a_feature(tmp_path: Path) -> None:
     """The commit gives the feature to the table."""
-    table = created(tmp_path / "t", PLAIN)
+    table = table_with_a_row(tmp_path / "t", PLAIN, id=1, old={"id": 2})
     assert new_columns.add(table.path, struct(at=TimestampNTZType()))
     assert TableLog(table.path).refresh().protocol == {
         "minReaderVersion": 3,
@@ -100,14 +82,14 @@ def test_a_column_that_needs_a_feature(tmp_path: Path) -> None:
     ids=["column mapping", "only another case", "only another case in a struct"],
 )
 def test_what_only_spark_can_do(tmp_path: Path, wanted: StructType) -> None:
-    table = created(tmp_path / "t", PLAIN)
+    table = table_with_a_row(tmp_path / "t", PLAIN, id=1, old={"id": 2})
     with pytest.raises(UnsupportedError):
         new_columns.add(table.path, wanted)
     assert file_table.open_table(table.path).version == 0
 
 
 def test_a_feature_that_this_client_does_not_support(tmp_path: Path) -> None:
-    table = created(tmp_path / "t", PLAIN)
+    table = table_with_a_row(tmp_path / "t", PLAIN, id=1, old={"id": 2})
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
     commit_path(table.path, 1).write_text(json.dumps({"protocol": protocol}) + "\n")
     with pytest.raises(DeltaError, match="checkConstraints"):

@@ -28,30 +28,13 @@ from spark_sink.delta.file_table import DeltaError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.delta.rows import UnsupportedError, fields_of, read_columns
 from spark_sink.delta.schema import COLUMN_ID, MAPPING_MODE, MAX_COLUMN_ID, PHYSICAL_NAME
-from spark_sink.files.parquet import FileWriter, part_name
 from spark_sink.schema.types import holds
-from spark_sink.staging.log import Position
-
-
-def struct(**fields: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in fields.items()])
-
+from support.delta_tables import struct, table_with_a_row
 
 NARROW = struct(
     id=IntegerType(), price=DecimalType(5, 2), old=struct(id=IntegerType(), ratio=FloatType()), many=ArrayType(IntegerType())
 )
 WIDE = struct(id=LongType(), price=DecimalType(12, 4), old=struct(id=LongType(), ratio=DoubleType()), many=ArrayType(IntegerType()))
-
-
-def created(path: Path, schema: StructType, **values: Any) -> file_table.FileTable:
-    """Make a table with one row."""
-    path.mkdir()
-    table = file_table.define(path, schema, {"delta.appendOnly": "false"})
-    writer = FileWriter(str(path), part_name(), table.layout())
-    kinds = {name: field.type for name, field in fields_of(table.physical, table.schema.names).items()}
-    writer.write({name: pa.array([values.get(name)], kinds[name]) for name in schema.names}, 1)
-    file_table.commit(table, [writer.close()], Position(1, 10))
-    return table
 
 
 def fields_in_log(path: Path) -> dict[str, Any]:
@@ -60,7 +43,7 @@ def fields_in_log(path: Path) -> dict[str, Any]:
 
 def test_columns_and_fields_of_structs(tmp_path: Path) -> None:
     """The log says what Delta Lake 4.4 writes for the same ALTER TABLE, and the old file's values have the new types."""
-    table = created(tmp_path / "t", NARROW, id=7, old={"id": 8, "ratio": 0.5})
+    table = table_with_a_row(tmp_path / "t", NARROW, id=7, old={"id": 8, "ratio": 0.5})
     assert wider_columns.widen(table.path, WIDE)
     found = file_table.open_table(table.path)
     assert (found.schema, found.version, found.lsn) == (WIDE, 1, 10)
@@ -88,14 +71,14 @@ def test_columns_and_fields_of_structs(tmp_path: Path) -> None:
 
 def test_nothing_to_widen(tmp_path: Path) -> None:
     """Columns that the table lacks, or that have their types already, are no reason for a commit."""
-    table = created(tmp_path / "t", WIDE)
+    table = table_with_a_row(tmp_path / "t", WIDE)
     assert not wider_columns.widen(table.path, StructType([*WIDE, StructField("a b", StringType())]))
     assert file_table.open_table(table.path).version == 0
     assert not wider_columns.widen(tmp_path / "missing", WIDE)
 
 
 def test_a_second_change_of_a_type(tmp_path: Path) -> None:
-    table = created(tmp_path / "t", NARROW)
+    table = table_with_a_row(tmp_path / "t", NARROW)
     for digits in (7, 9):
         assert wider_columns.widen(table.path, struct(price=DecimalType(digits, 2)))
     assert fields_in_log(table.path)["price"]["metadata"] == {
@@ -108,14 +91,14 @@ def test_a_second_change_of_a_type(tmp_path: Path) -> None:
 
 
 def test_a_type_that_needs_another_feature(tmp_path: Path) -> None:
-    table = created(tmp_path / "t", struct(day=DateType()))
+    table = table_with_a_row(tmp_path / "t", struct(day=DateType()))
     assert wider_columns.widen(table.path, struct(day=TimestampNTZType()))
     assert TableLog(table.path).refresh().features("readerFeatures") == {"timestampNtz", "typeWidening"}
 
 
 def test_a_table_with_column_mapping(tmp_path: Path) -> None:
     """Fields of structs in arrays have metadata of their own. They are no other types."""
-    table = created(tmp_path / "t", StructType([*NARROW, StructField("a b", ArrayType(struct(e=StringType())))]))
+    table = table_with_a_row(tmp_path / "t", StructType([*NARROW, StructField("a b", ArrayType(struct(e=StringType())))]))
     wanted = StructType([*WIDE, StructField("a b", ArrayType(struct(e=StringType())))])
     before = fields_in_log(table.path)
     assert wider_columns.widen(table.path, wanted)
@@ -128,7 +111,7 @@ def test_a_table_with_column_mapping(tmp_path: Path) -> None:
 
 def test_features_that_a_version_implies(tmp_path: Path) -> None:
     """Delta Lake writes version 2 for readers of a table with column mapping. It implies the feature, and lists none."""
-    table = created(tmp_path / "t", NARROW)
+    table = table_with_a_row(tmp_path / "t", NARROW)
     protocol = {"minReaderVersion": 2, "minWriterVersion": 7, "writerFeatures": ["columnMapping", "invariants", "appendOnly"]}
     commit_path(table.path, 1).write_text(json.dumps({"protocol": protocol}) + "\n")
     assert wider_columns.widen(table.path, WIDE)
@@ -154,7 +137,7 @@ def test_features_that_a_version_implies(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_is_not_allowed(tmp_path: Path, wanted: StructType) -> None:
-    table = created(tmp_path / "t", NARROW)
+    table = table_with_a_row(tmp_path / "t", NARROW)
     with pytest.raises(UnsupportedError, match="a change of the type"):
         wider_columns.widen(table.path, wanted)
     assert file_table.open_table(table.path).version == 0
@@ -178,7 +161,7 @@ def test_what_holds_the_values_is_allowed(tmp_path: Path, narrow: DataType) -> N
     for number, wide in enumerate(KINDS):
         if wide == narrow or ByteType() in (narrow, wide):  # PostgreSQL has no type of one byte
             continue
-        table = created(tmp_path / str(number), struct(id=narrow))
+        table = table_with_a_row(tmp_path / str(number), struct(id=narrow))
         try:
             is_allowed = wider_columns.widen(table.path, struct(id=wide))
         except UnsupportedError:
@@ -187,7 +170,7 @@ def test_what_holds_the_values_is_allowed(tmp_path: Path, narrow: DataType) -> N
 
 
 def test_a_feature_that_this_client_does_not_support(tmp_path: Path) -> None:
-    table = created(tmp_path / "t", NARROW)
+    table = table_with_a_row(tmp_path / "t", NARROW)
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
     commit_path(table.path, 1).write_text(json.dumps({"protocol": protocol}) + "\n")
     with pytest.raises(DeltaError, match="checkConstraints"):
