@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
+from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import NEWER, RESTORE, read_json
 from spark_sink.staging.gap import Gap
@@ -43,6 +44,7 @@ __all__ = [
     "SEGMENT_NAME",
     "Epoch",
     "LogView",
+    "OtherSourceError",
     "Position",
     "Segment",
     "StagingError",
@@ -73,6 +75,12 @@ T = TypeVar("T")
 
 class StagingError(CdcpipeError):
     """The staging directory is damaged, belongs to another slot or user, or lacks segments that a reader needs. Exit code 7."""
+
+
+class OtherSourceError(StagingError):
+    """The log is that of another server, database or slot, or of a newer timeline. Exit code 2, as for what the server refuses."""
+
+    exit_code = ExitCode.INIT_FAILED
 
 
 class _BrokenChainError(StagingError):

@@ -36,6 +36,7 @@ from spark_sink.staging.lock import lock, make_root, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
+    OtherSourceError,
     Segment,
     StagingError,
     epoch_directory,
@@ -213,7 +214,7 @@ class StagingWriter:
         """Create the next epoch. It begins at the end of the log; at ``first_lsn`` if there is no log yet, or with a ``gap``.
 
         ``former_system_id`` is the log's system id if the server may have another one. The epoch's number is ``least_number`` or
-        more. Raises StagingError if the log belongs to another server, database or slot, or is on a newer timeline.
+        more. Raises OtherSourceError if the log belongs to another server, database or slot, or is on a newer timeline.
         """
         epochs = list_epochs(self.root)
         if epochs:
@@ -377,23 +378,23 @@ class StagingWriter:
 def check_source(
     root: Path, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str, *, is_accepted: bool = False
 ) -> None:
-    """Raise StagingError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
+    """Raise OtherSourceError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
 
     ``is_accepted``: the user has accepted another system id.
     """
     if epoch.system_id != system_id and not is_accepted:
         msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
         hint = f"{_OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
-        raise StagingError(msg, hint=hint)
+        raise OtherSourceError(msg, hint=hint)
     if epoch.timeline > timeline and not is_accepted:
         msg = (
             f"the server is on timeline {timeline}, {root} has changes of timeline {epoch.timeline}: this server is an old primary,"
             " or a standby that does not follow the new one yet"
         )
-        raise StagingError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
+        raise OtherSourceError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
     if epoch.database != database or epoch.slot != slot:
         msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-        raise StagingError(msg, hint=_OTHER_HINT)
+        raise OtherSourceError(msg, hint=_OTHER_HINT)
 
 
 _OTHER_HINT = (

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import OtherSourceError, Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import StagingWriter
 from support.pgoutput_stream import (
@@ -37,9 +38,10 @@ def test_a_directory_of_another_source_is_refused(tmp_path: Path, change: dict[s
     with StagingWriter(tmp_path, slot="s") as writer:
         writer.begin_epoch(**(SOURCE | {"timeline": 5}), first_lsn=0x100)
     before = list_epochs(tmp_path)
-    with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(StagingError, match=words) as caught:
+    with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(OtherSourceError, match=words) as caught:
         writer.begin_epoch(**(SOURCE | {"timeline": 5} | change), first_lsn=0x100)
     assert caught.value.hint
+    assert caught.value.exit_code == ExitCode.INIT_FAILED
     assert list_epochs(tmp_path) == before
 
 
