@@ -8,7 +8,7 @@ For unusual changes `merge_without_spark` writes no rows and returns False; Spar
 because other programs may have written something unexpected to these tables. Unusual are
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
-- changes that need other types of the replica's columns, or fewer columns;
+- a replica with columns that are gone, or that another program has made wider;
 - with ``--deletes soft``, a delete of a row that is deleted already;
 - values with exact texts;
 - a TRUNCATE, a DROP TABLE, or a snapshot;
@@ -88,8 +88,8 @@ _EXPECTED: Final = (_NotOrdinaryError, UnsupportedError, OSError)
 def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> bool:
     """Merge a plain piece of changes into a Delta replica, and record ``position``. Creates the replica if it does not exist.
 
-    The replica gets the columns that it lacks. Returns False, and writes no rows, if the changes are unusual. Nobody else may merge
-    meanwhile.
+    The replica gets the columns that it lacks, and wider types. Returns False, and writes no rows, if the changes are unusual.
+    Nobody else may merge meanwhile.
     """
     try:
         _MERGES.call(lambda: _merge(warehouse, table, piece, position), ChangedError)
