@@ -151,14 +151,16 @@ def create(path: Path, rows: DataFrame, properties: dict[str, str]) -> None:
 def overwrite(path: Path, rows: DataFrame, gone: Collection[str] = ()) -> None:
     """Replace all rows in one commit. The table gets the new columns, loses the columns ``gone``, and keeps the others.
 
-    A column that is wider in the table stays so. Call `end_clustering` before, because columns may get other names in the files.
+    A column that is wider in the table stays so. A column that is ``gone`` may come again with another type. Call `end_clustering`
+    before, because columns may get other names in the files.
     """
     present, option = columns(TableLog(path).refresh().metadata), "mergeSchema"
     if not set(gone).isdisjoint(present.names):
         option = "overwriteSchema"
         others = [field for field in present if field.name not in gone and field.name not in rows.columns]
         rows = rows.withColumns({field.name: F.lit(None).cast(field.dataType) for field in others}) if others else rows
-    wider = [field for field in present if field.name in rows.columns and rows.schema[field.name].dataType != field.dataType]
+    kept = [field for field in present if field.name not in gone and field.name in rows.columns]
+    wider = [field for field in kept if rows.schema[field.name].dataType != field.dataType]
     rows = rows.withColumns({field.name: F.col(quote(field.name)).cast(field.dataType) for field in wider}) if wider else rows
     _turn_on(rows.sparkSession, path, needed_features(rows.schema))
     rows.write.format("delta").mode("overwrite").option(option, "true").save(places.name(path))
