@@ -230,11 +230,13 @@ def _add_by_spark(spark: SparkSession, path: Path, missing: Sequence[tuple[str, 
 def widen(spark: SparkSession, path: Path, present: StructType, wanted: StructType) -> bool:
     """Widen columns to their ``wanted`` types, which hold the present values exactly (`types.holds`). Returns whether any changed.
 
-    No file is rewritten. Turns on Delta Lake's type widening for a table that needs it. From then on, other programs must support
-    this feature to read the table. As with `add_columns`, Spark does it only where this process can't.
+    A column that is wider in the table stays so: another program may have widened it. No file is rewritten. Turns on Delta Lake's
+    type widening for a table that needs it. From then on, other programs must support this feature to read the table. As with
+    `add_columns`, Spark does it only where this process can't.
     """
     have = dict(_leaves(present))
-    changed = {names: kind for names, kind in _leaves(wanted) if have.get(names, kind) != kind}
+    leaves = ((names, have.get(names, kind), kind) for names, kind in _leaves(wanted))
+    changed = {names: kind for names, now, kind in leaves if now != kind and not wider_columns.is_wider(now, kind)}
     if changed:
         try:
             wider_columns.widen(path, wanted)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from spark_sink.delta.log import TableLog
 
-__all__ = ["ENABLED", "widen"]
+__all__ = ["ENABLED", "is_wider", "widen"]
 
 ENABLED: Final = "delta.enableTypeWidening"
 """The property that turns on type widening, with the value ``true``."""
@@ -72,7 +72,7 @@ def _widen(struct: dict[str, Any], present: StructType, wanted: StructType) -> b
             is_changed |= _widen(field["type"], now.dataType, kind)
         elif kind != now.dataType:
             before, after = now.dataType.jsonValue(), kind.jsonValue()
-            if not _is_allowed(now.dataType, kind):
+            if not is_wider(kind, now.dataType):
                 raise UnsupportedError(f"a change of the type {now.dataType.typeName()} to {kind.typeName()}")
             changes = [*field["metadata"].get(_CHANGES, ()), {"toType": after, "fromType": before}]
             field |= {"type": after, "metadata": {**field["metadata"], _CHANGES: changes}}
@@ -80,17 +80,18 @@ def _widen(struct: dict[str, Any], present: StructType, wanted: StructType) -> b
     return is_changed
 
 
-def _is_allowed(before: DataType, after: DataType) -> bool:
-    """Tell whether Delta's protocol allows the change of a type (PROTOCOL.md, "Supported Type Changes")."""
-    match before, after:
+def is_wider(wide: DataType, narrow: DataType) -> bool:
+    """Tell whether Delta's protocol allows to change the type ``narrow`` to ``wide`` (PROTOCOL.md, "Supported Type Changes")."""
+    match narrow, wide:
         case ((ByteType() | ShortType() | IntegerType() | LongType()), (ByteType() | ShortType() | IntegerType() | LongType())):
-            return _INTEGERS.index(type(before)) < _INTEGERS.index(type(after))
+            return _INTEGERS.index(type(narrow)) < _INTEGERS.index(type(wide))
         case ((ByteType() | ShortType() | IntegerType() | FloatType()), DoubleType()):
             return True
         case DateType(), TimestampNTZType():
             return True
         case ((ByteType() | ShortType() | IntegerType() | LongType()), DecimalType()):
-            return bool(after.precision - after.scale >= (20 if isinstance(before, LongType) else 10))
+            return bool(wide.precision - wide.scale >= (20 if isinstance(narrow, LongType) else 10))
         case DecimalType(), DecimalType():
-            return bool(after.scale >= before.scale and after.precision - after.scale >= before.precision - before.scale)
+            has_room = wide.scale >= narrow.scale and wide.precision - wide.scale >= narrow.precision - narrow.scale
+            return bool(has_room and wide != narrow)
     return False

@@ -33,7 +33,6 @@ from spark_sink.replica.history import as_history, as_stored, first_known, histo
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of
 from spark_sink.schema.table import has_key
-from spark_sink.schema.types import not_held
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, purged_changes, stored_histories
@@ -125,7 +124,7 @@ class _Round:
         assert state is not None
         if own_names(state.schema.names) != own_names(wanted.names):
             return True
-        delta.widen(self.spark, self.path, state.schema, not_held(state.schema, wanted))
+        delta.widen(self.spark, self.path, state.schema, wanted)
         delta.add_columns(self.spark, self.path, state.schema, wanted)
         return False
 

@@ -53,7 +53,7 @@ from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all
 from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import gone_columns
-from spark_sink.schema.types import DELETED_AT, not_held, replica_schema
+from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, purged_changes, unchecked_merges
@@ -142,7 +142,7 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     gone = gone_columns(warehouse.versions(table), until.lsn)
     rows = without_unneeded(_remade(spark, warehouse, table, changes, until), gone, keeps_deleted=warehouse.keeps_deleted)
     if state is not None:
-        delta.widen(spark, path, state.schema, not_held(state.schema, rows.schema))
+        delta.widen(spark, path, state.schema, rows.schema)
         delta.end_clustering(spark, path, gone)
     if state is None:
         with delta.recording(spark, until):
@@ -221,7 +221,7 @@ def _write_anew(
     gone = gone_columns(warehouse.versions(table), until.lsn)
     rows = without_unneeded(made, gone, keeps_deleted=keeps_deleted)
     if base is not None:
-        delta.widen(spark, path, base.schema, not_held(base.schema, rows.schema))
+        delta.widen(spark, path, base.schema, rows.schema)
         delta.end_clustering(spark, path, gone)
     with delta.recording(spark, until):
         if base is not None:
@@ -250,7 +250,7 @@ def _merge_piece(
     rows = reduction.reduce(changes, piece.columns, columns, summary, keeps_deleted=keeps_deleted)
     state = delta.state(path)
     if state is not None:
-        delta.widen(spark, path, state.schema, not_held(state.schema, changes.select(*map(quote, columns)).schema))
+        delta.widen(spark, path, state.schema, changes.select(*map(quote, columns)).schema)
     if state is None or ends_all:
         existing = [] if state is None else [name for name in OPTIONAL if name in state.schema.names]
         rows = _laid_out(rows, columns, summary, existing)

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from spark_sink.delta import new_columns, wider_columns
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import UnsupportedError
-from spark_sink.schema.types import not_held, split_schema
+from spark_sink.schema.types import split_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,10 +40,11 @@ def open_target(log: TableLog, piece: Piece, wanted: StructType) -> Rewrite:
     types = {field.name: field.dataType for field in target.schema}
     if not piece.gone.isdisjoint(types):
         raise UnsupportedError("columns that are gone")
-    narrow = not_held(target.schema, wanted)
-    if any(types.get(field.name, field.dataType) != field.dataType for field in wanted if field.name not in narrow.names):
+    there = [field for field in wanted if field.name in types]
+    if any(wider_columns.is_wider(types[field.name], field.dataType) for field in there):
         raise UnsupportedError("columns that are wider in the replica")
-    is_changed = wider_columns.widen(log.path, narrow) if narrow.fields else False
-    if not types.keys() >= set(wanted.names):
-        is_changed |= new_columns.add(log.path, wanted)
-    return Rewrite.of_log(log.refresh(), key_of(piece)) if is_changed else target
+    if len(there) == len(wanted) and all(types[field.name] == field.dataType for field in there):
+        return target
+    wider_columns.widen(log.path, wanted)
+    new_columns.add(log.path, wanted)
+    return Rewrite.of_log(log.refresh(), key_of(piece))

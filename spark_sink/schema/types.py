@@ -81,7 +81,6 @@ __all__ = [
     "is_json",
     "json_fields",
     "merge_columns",
-    "not_held",
     "original_name",
     "replica_schema",
     "spark_type",
@@ -236,12 +235,6 @@ def holds(wide: DataType, narrow: DataType) -> bool:
         case (DoubleType(), ShortType() | IntegerType() | FloatType()) | (TimestampNTZType(), DateType()):
             return True
     return bool(wide == narrow)
-
-
-def not_held(present: StructType, wanted: StructType) -> StructType:
-    """Return the ``wanted`` columns that a table has, but not wide enough: a program of the user's may have widened others."""
-    have = {field.name: field.dataType for field in present}
-    return StructType([field for field in wanted if not holds(have.get(field.name, field.dataType), field.dataType)])
 
 
 def merge_columns(

@@ -128,7 +128,7 @@ class Tables:
         tables, root = self.house.tables(), self.house.root
         versions = map_reads(self.house.versions, tables, root)
         self._versions = {str(table): found for table, found in zip(tables, versions, strict=True)}
-        self._unpublished = published_tables.unpublished(self.house)
+        self._unpublished = published_tables.unpublished(self.house, dict(zip(tables, versions, strict=True)))
         if self.house.changelog(MESSAGES).is_dir():
             tables.append(MESSAGES)
         position = self.house.source().position

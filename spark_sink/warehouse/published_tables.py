@@ -7,7 +7,7 @@ snapshot/publication.py compares two looks. `cdcpipe-spark status` reads the rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from spark_sink.warehouse.warehouse import WarehouseError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spark_sink.schema.table import Version
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Seen", "SeenTable", "read", "unpublished", "write"]
@@ -126,16 +127,16 @@ def write(house: Warehouse, now: Seen) -> None:
     write_json(_path(house), {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables})
 
 
-def unpublished(house: Warehouse) -> set[Table] | None:
-    """Return the tables of a warehouse that were not published at the last look: they get no changes. None: nobody has looked.
+def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> set[Table] | None:
+    """Return those of a warehouse's ``tables`` that were not published at the last look: they get no changes.
 
-    Among them are tables that were dropped since they came to the warehouse.
+    ``tables`` are given with their versions. Returns None if nobody has looked. Tables that were dropped are among those returned.
     """
     seen = read(house)
     if seen is None:
         return None
     names = house.names()
     published = {names.shown(names.home(each.relation_id, each.table)) for each in seen.tables.values()}
-    others = [table for table in house.tables() if table not in published]
     # The stream may tell of a new table before the next look.
-    return {table for table in others if any(version.end_lsn <= seen.lsn for version in house.versions(table)[:1])}
+    known = {table for table, versions in tables.items() if versions and versions[0].end_lsn <= seen.lsn}
+    return known - published

@@ -155,6 +155,10 @@ KINDS = [
 ]
 
 
+def test_no_type_is_wider_than_itself() -> None:
+    assert not any(wider_columns.is_wider(kind, kind) for kind in KINDS)
+
+
 @pytest.mark.parametrize("narrow", KINDS, ids=str)
 def test_what_holds_the_values_is_allowed(tmp_path: Path, narrow: DataType) -> None:
     """The types of PostgreSQL's columns are widened by the same rule."""
