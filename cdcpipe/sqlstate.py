@@ -1,4 +1,7 @@
-"""The SQLSTATEs that cdcpipe handles in different ways. The names are those of the manual ("PostgreSQL Error Codes")."""
+"""The SQLSTATEs that cdcpipe handles in different ways. The names are those of the manual ("PostgreSQL Error Codes").
+
+While the server reads rows, the message of an error may have a value of a row: `withheld` says which.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,8 @@ __all__ = [
     "UNDEFINED_OBJECT",
     "UNDEFINED_TABLE",
     "UNTRANSLATABLE_CHARACTER",
+    "WITHHELD",
+    "withheld",
 ]
 
 CANNOT_CONNECT_NOW: Final = "57P03"
@@ -63,3 +68,36 @@ UNTRANSLATABLE_CHARACTER: Final = "22P05"
 
 SESSION_ENDED: Final = "57P"
 """The beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
+
+_OF_NAMES: Final = frozenset(("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "72", "XX"))
+"""The classes of errors whose messages name objects, options and limits, and no values."""
+
+_OF_VALUES: Final = {
+    "22001": "string_data_right_truncation",
+    "22003": "numeric_value_out_of_range",
+    "22007": "invalid_datetime_format",
+    "22008": "datetime_field_overflow",
+    "22012": "division_by_zero",
+    CHARACTER_NOT_IN_REPERTOIRE: "character_not_in_repertoire",
+    INVALID_PARAMETER_VALUE: "invalid_parameter_value",
+    "22P02": "invalid_text_representation",
+    "22P03": "invalid_binary_representation",
+    UNTRANSLATABLE_CHARACTER: "untranslatable_character",
+    "P0001": "raise_exception",
+}
+"""Those errors about values that are most likely."""
+
+
+WITHHELD: Final = "the server's log has the message, which may have values of rows"
+
+
+def withheld(state: str) -> str | None:
+    """Return what to say in place of the server's message about an error while it reads rows; None if the message has no values.
+
+    ``withheld("22P02")`` is ``invalid_text_representation: the server's log has the message, which may have values of rows``. Only
+    classes that are known to have no values pass: an expression or a function may raise an error with a code of its own.
+    """
+    if state[:2] in _OF_NAMES:
+        return None
+    name = _OF_VALUES.get(state) or ("data_exception" if state.startswith("22") else "an error of another kind")
+    return f"{name}: {WITHHELD}"

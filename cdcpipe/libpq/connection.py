@@ -72,6 +72,8 @@ class Connection:
         self.notices: list[Notice] = []
         self.told_notices: set[str] = set()
         """The texts of notices that the user was told, once."""
+        self.reads_rows = False
+        """Whether the commands read rows, so that the server's messages may have values: set this before such a command."""
         self.answer_timeout_s = min(within_s, ANSWER_TIMEOUT_S)
         """How long `execute` waits if its caller gives no limit."""
         self._while_waiting = while_waiting
@@ -164,7 +166,7 @@ class Connection:
                 elif result.status == pq.ExecStatus.COPY_BOTH:
                     break
                 elif result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY):
-                    error = error or server_error(result)
+                    error = error or server_error(result, reads_rows=self.reads_rows)
         except errors.OperationalError as ex:
             if isinstance(error, ServerError) and error.sqlstate is not None:
                 raise error from None  # the server has answered before the connection was lost

@@ -1,7 +1,11 @@
-"""Turns errors of the server and of libpq into errors of ``cdcpipe.errors``, with a hint that says what the user can do."""
+"""Turns errors of the server and of libpq into errors of ``cdcpipe.errors``, with a hint that says what the user can do.
+
+What the server says while it reads rows may have their values. Of an error about a value, only the SQLSTATE and the place are told.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Final, Protocol
 
 from cdcpipe import sqlstate
@@ -52,17 +56,26 @@ def hint_for(state: str | None, message: str) -> str | None:
     return HINTS.get(state or "")
 
 
-def server_error(result: Failure) -> ServerError | ConnectionClosedError:
-    """Return the error for a failed result.
+_OF_THE_DECODER = re.compile(r"LSN:? [0-9A-F]+/[0-9A-F]+$")
+"""The end of the context's last line for an error in decoding, in all languages: the line has slot, plugin, callback and LSN."""
+
+
+def server_error(result: Failure, *, reads_rows: bool = False) -> ServerError | ConnectionClosedError:
+    """Return the error for a failed result. ``reads_rows``: the server was reading rows, so what it says may have their values.
 
     If the server has ended the session, this is a ConnectionClosedError, because the data has no error.
     """
     state = _field(result, pq.DiagnosticField.SQLSTATE) or None
     primary = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
-    # For an error in decoding, the context names the slot, the plugin's callback and the LSN. The detail may have values of rows.
     context = _field(result, pq.DiagnosticField.CONTEXT)
+    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT)
+    if reads_rows:
+        last = context.rpartition("\n")[2]
+        context = last if _OF_THE_DECODER.search(last) else ""
+        if state and (instead := sqlstate.withheld(state)):
+            primary, hint = instead, ""
     parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
-    hint = _field(result, pq.DiagnosticField.MESSAGE_HINT) or hint_for(state, primary)
+    hint = hint or hint_for(state, primary) or ""
     message = " ".join(part for part in parts if part)
     if state and state.startswith(sqlstate.SESSION_ENDED):
         return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)

@@ -197,13 +197,13 @@ class Walsender(Connection):
         with self._translating_loss():
             while (result := self._result(deadline)) is not None and result.status not in ended:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
-                    raise server_error(result)
+                    raise server_error(result, reads_rows=True)
 
     def _direct_result(self, direct: DirectCopy, deadline: float) -> None:
         while True:
             kind, body = self._next_message(direct, deadline)
             if kind == b"E":
-                raise server_error(Fields(body))
+                raise server_error(Fields(body), reads_rows=True)
             if kind == b"Z" or (kind == b"c" and not direct.is_ended):
                 return
             # A server that sends a transaction goes on to its end after its CopyDone. libpq drops such data, too.

@@ -73,6 +73,8 @@ def _unsendable_value(error: ServerError) -> tuple[str, str]:
     is_too_long = error.sqlstate == sqlstate.INTERNAL_ERROR and "invalid memory alloc request size" in error.message
     if is_too_long or error.sqlstate == sqlstate.PROGRAM_LIMIT_EXCEEDED:
         return "a row in it is longer than the 1 GB that the server can send", "try --binary, with which a bytea takes half; "
+    if error.sqlstate and sqlstate.withheld(error.sqlstate):
+        return "the server can do nothing with a value in it, perhaps in a row filter", ""
     return "", ""
 
 

@@ -110,6 +110,7 @@ class Checksums:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        connection.reads_rows = True
         # While we wait for a lock, later requests for the same table wait behind ours.
         connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": table_locks.LOCK_TIMEOUT})
         if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
@@ -216,6 +217,7 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
     confirmed = found.confirmed_flush_lsn or LSN(0)
     if found.active or confirmed >= upto:
         return SlotState(found.active, confirmed, is_pending=False)
+    connection.reads_rows = True  # it decodes changes
     # Before 15, the server sends a Begin and a Commit for a transaction without published changes.
     rows = connection.execute(
         "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("

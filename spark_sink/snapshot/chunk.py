@@ -245,7 +245,7 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
                 hint="start again: this table is then copied from its beginning",
             ) from ex
         hint = "start again: this table is then copied from its beginning"
-        raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", hint) from ex
+        raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", hint) from None
     finally:
         connection.close()
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,7 @@ from cdcpipe import catalog_sql
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
-from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE
+from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, WITHHELD, withheld
 from spark_sink.client.exported import SnapshotError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ _LOCK_TIMEOUT_MS: Final = 2000
 _CHUNK_LOCK_TIMEOUT_MS: Final = 5000
 _LOST: Final = ("08", "57")
 """Classes of SQLSTATE for a lost connection, and for a server that shuts down."""
+_CANCELED: Final = re.compile(r"canceling statement due to [a-z ]+")
+"""The server's messages for a statement that somebody or something has ended. They have no values."""
 
 _TABLES: Final = """
 SELECT json_build_object(
@@ -244,20 +247,31 @@ class _Unclosed:
 def reading_error(ex: Any, connection: Any, message: str, hint: str | None = None) -> CdcpipeError:
     """Return the error to raise for an error of ADBC: ConnectionClosedError for a lost connection, else SnapshotError.
 
-    ``ex`` is ADBC's, or an OSError: amid the rows pyarrow raises nothing else, so ``connection`` is tried.
+    ``ex`` is ADBC's, or an OSError: amid the rows pyarrow raises nothing else, and without a SQLSTATE. So ``connection`` is tried.
+    Its message may have values of rows. So raise the new error ``from None``: a traceback would show the message of its cause.
     """
-    is_lost = _is_dead(connection) if isinstance(ex, OSError) else _tells_loss(ex)
-    said = f"{message}: {_first_line(ex)}"
-    return ConnectionClosedError(said, hint="start again: finished chunks stay") if is_lost else SnapshotError(said, hint=hint)
+    loss = _loss(connection) if isinstance(ex, OSError) else _first_line(ex) if _tells_loss(ex) else None
+    if loss is not None:
+        return ConnectionClosedError(f"{message}: {loss}", hint="start again: finished chunks stay")
+    return SnapshotError(f"{message}: {_without_values(ex)}", hint=hint)
 
 
-def _is_dead(connection: Any) -> bool:
+def _without_values(ex: Any) -> str:
+    if isinstance(ex, OSError):
+        canceled = _CANCELED.search(str(ex))
+        return canceled[0] if canceled else f"the server has reported an error: {WITHHELD}"
+    instead = withheld(ex.sqlstate) if ex.sqlstate else None
+    return f"{instead} ({ex.sqlstate})" if instead else _first_line(ex)
+
+
+def _loss(connection: Any) -> str | None:
+    """Return how the connection was lost; None if it was not."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except connection.Error as ex:
-        return _tells_loss(ex)  # in a transaction that has failed, the server answers with an error of its own
-    return False
+        return _first_line(ex) if _tells_loss(ex) else None  # in a failed transaction, the server answers with an error of its own
+    return None
 
 
 def _tells_loss(ex: Any) -> bool:
@@ -301,7 +315,7 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
     except (opened.Error, OSError) as ex:
         if getattr(ex, "sqlstate", None) == LOCK_NOT_AVAILABLE:
             raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
-        raise reading_error(ex, opened, "cannot look up the published tables") from ex
+        raise reading_error(ex, opened, "cannot look up the published tables") from None
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)

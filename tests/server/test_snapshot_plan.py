@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,6 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, SlotDoesNotExistError
 from cdcpipe.retry import RetryPolicy
+from cdcpipe.sqlstate import WITHHELD
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.parquet import Layout
@@ -536,6 +538,19 @@ def test_a_chunk_is_read_again_if_its_connection_is_lost_amid_the_rows(source: S
     assert (written.rows, sum(counts)) == (40000, 40000)
     assert min(counts) < 0
     assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+
+
+def test_an_error_about_a_row_has_no_value_of_it(source: Source) -> None:
+    """Neither its message has, nor its traceback, which Spark puts into the executor's log. Other reasons are told."""
+    source.sql("create table t (id int primary key, m int)", "insert into t values (1, 777)", "create publication p for table t")
+    source.take()
+    (task,) = source.tasks(source.tables()["t"])
+    with pytest.raises(SnapshotError) as raised:
+        write_chunk(replace(task, condition="make_date(2024, m, 1) > '2024-01-01'"), lambda _: None)
+    assert WITHHELD in str(raised.value)
+    assert "777" not in "".join(traceback.format_exception(raised.value))
+    with pytest.raises(SnapshotError, match=r"canceling statement due to user request$"):
+        write_chunk(replace(task, condition="pg_cancel_backend(pg_backend_pid())"), lambda _: None)
 
 
 def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:

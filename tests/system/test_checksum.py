@@ -55,6 +55,18 @@ def test_numbers_without_zeros_at_their_end(pg18: postgres.Cluster) -> None:
         assert ask.end() == (0, "")
 
 
+def test_an_error_about_a_row_has_no_value_of_it(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute("create table t (id int primary key, m int)")
+        connection.execute("create publication p for table t where (make_date(2024, m, 1) > '2024-01-01')")
+        connection.execute("insert into t values (1, 777)")
+        ask = Asked(database)
+        ask({"begin": [["public", "t"]], "publications": ["p"]})
+        assert ask({"buckets": ["public", "t"], "key": ["id"]}) is None
+        code, said = ask.end()
+        assert (code, "777" in said, "datetime_field_overflow" in said) == (ExitCode.PG_ERROR, False, True)
+
+
 def md5(*texts: str | None) -> str:
     return hashlib.md5(row_bytes(*texts)).hexdigest()
 

@@ -10,6 +10,7 @@ import pytest
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, ProtocolError, ServerError
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.replication.progress import Progress
+from cdcpipe.sqlstate import WITHHELD, withheld
 from cdcpipe.streaming import ending
 from cdcpipe.streaming.ending import end_stream
 from cdcpipe.streaming.status import StatusUpdates
@@ -93,6 +94,35 @@ def test_a_stream_that_the_server_ends_with_an_error(
         assert record.endswith(b"one")
         with pytest.raises(error, match=r"terminating connection|is active"):
             walsender.copy_result(10)
+
+
+def test_what_the_server_says_of_a_row_is_not_told(tmp_path: Path, is_direct: bool) -> None:
+    """A value may be in the message, in the hint, and in all lines of the context but the decoder's."""
+    decoder = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/1B08ED0'
+    more = f"Htry 'secret'\0WJSON data, line 1: secret\n{decoder}\0\0".encode()
+    refused = message(b"E", error_fields("ERROR", "22P02", 'invalid input syntax for type json: "secret"')[:-1] + more)
+    with connected(tmp_path, COPY_BOTH + refused + READY, b"") as (walsender, _):
+        start(walsender, is_direct)
+        assert records(walsender) == []
+        with pytest.raises(ServerError) as raised:
+            walsender.copy_result(10)
+    assert (raised.value.sqlstate, raised.value.hint) == ("22P02", None)
+    assert raised.value.message == f"invalid_text_representation: {WITHHELD} (22P02) [{decoder}]"
+
+
+@pytest.mark.parametrize(
+    ("state", "instead"),
+    [
+        ("42704", None),
+        ("XX000", None),
+        ("22012", "division_by_zero"),
+        ("22030", "data_exception"),
+        ("MY001", "an error of another"),
+    ],
+)
+def test_only_messages_without_values_are_told(state: str, instead: str | None) -> None:
+    found = withheld(state)
+    assert found is None if instead is None else (found or "").startswith(instead)
 
 
 def test_a_stream_that_the_server_ends(tmp_path: Path, is_direct: bool) -> None:

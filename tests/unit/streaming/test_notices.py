@@ -43,6 +43,7 @@ def test_a_standby_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture) -
         ("22021", "invalid byte sequence", "a text in it cannot be converted to UTF-8", "nothing is lost meanwhile"),
         ("22P05", "has no equivalent", "a text in it cannot be converted to UTF-8", "nothing is lost meanwhile"),
         ("XX000", "invalid memory alloc request size 1200000003", "a row in it is longer than the 1 GB", "try --binary"),
+        ("22008", "datetime_field_overflow", "the server can do nothing with a value in it", "nothing is lost meanwhile"),
         ("54000", "out of memory", "a row in it is longer than the 1 GB", "try --binary"),
     ],
 )
