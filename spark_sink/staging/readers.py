@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_sink.files import clock
 from spark_sink.files.local import fsync_directory, read_json, write_json
 from spark_sink.staging.log import (
     Position,
@@ -78,14 +79,23 @@ class Retention:
     seconds: float = 0.0
     size: int = 0
 
-    def first_to_keep(self, consumed: Sequence[Segment]) -> int:
-        """Return the index of the first segment to keep. ``consumed`` is ordered from old to new."""
-        since, size = time.time() - self.seconds, 0
+    def first_to_keep(self, root: Path, consumed: Sequence[Segment]) -> int:
+        """Return the index of the first segment to keep. ``consumed`` is ordered from old to new, in the directory ``root``."""
+        now, size = time.time(), 0
+        behind_s: float | None = None
         for number in range(len(consumed) - 1, -1, -1):
             stat = consumed[number].path.stat()
             size += stat.st_size
-            if size > self.size and (not self.seconds or stat.st_mtime < since):
-                return number + 1
+            if size <= self.size:
+                continue
+            if self.seconds:
+                if now - stat.st_mtime <= self.seconds:
+                    continue
+                if behind_s is None:  # a file server has its own clock, which is compared only now: that writes a file
+                    behind_s = clock.behind_s(root)
+                if now - stat.st_mtime <= self.seconds + behind_s:
+                    continue
+            return number + 1
         return 0
 
 
@@ -104,7 +114,7 @@ def remove_consumed(root: Path | str, retention: Retention | None = None) -> lis
     reached_lsn = min(position.lsn for position in readers.values())
     consumed = [segment for segment in segments[:-1] if segment.end_lsn <= reached_lsn]
     if retention is not None:
-        consumed = consumed[: retention.first_to_keep(consumed)]
+        consumed = consumed[: retention.first_to_keep(root, consumed)]
     if consumed:
         write_json(root / "removed.json", {"position": str(consumed[-1].end)})
     removed = removed_position(root)

@@ -35,7 +35,8 @@ def test_segments_go_once_all_readers_are_past_them(tmp_path: Path):
     assert remove_consumed(tmp_path) == []
 
 
-def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path):
+@pytest.mark.parametrize("behind_s", [0, 5 * 3600], ids=["", "on a file server whose clock is behind"])
+def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path, behind_s: float, monkeypatch: pytest.MonkeyPatch):
     make_epoch(tmp_path, 1, 0x100, *((start, start + 0x100) for start in range(0x100, 0x700, 0x100)))
     segments = list_segments(tmp_path)
     register_reader(tmp_path, "r", segments[-1].end)
@@ -43,6 +44,8 @@ def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path):
     for hours, segment in zip((9, 7, 5, 3, 1, 0), segments, strict=True):
         segment.path.write_bytes(b"x" * 10)
         os.utime(segment.path, (now - 3600 * hours, now - 3600 * hours))
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + behind_s)
 
     def removed(retention: Retention) -> list[int]:
         return [segment.end_lsn for segment in remove_consumed(tmp_path, retention)]
