@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.units import has_size_unit, parse_duration, parse_size
 from spark_sink.files.local import local_directory
 from spark_sink.files.places import place
+from spark_sink.files.system_hints import hint_of
 from spark_sink.snapshot.schedule import parse_hours
 from spark_sink.staging.readers import Retention
 from spark_sink.status.check import Limit
@@ -32,12 +36,18 @@ class Directory(click.Path):
     """A directory of a local or mounted file system."""
 
     def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(exists=exists, file_okay=False, path_type=Path)
+        super().__init__(exists=exists, file_okay=False, readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a URL, and any value that click refuses."""
-        local_directory(value, "this" if param is None else param.opts[-1])
-        return super().convert(value, param, ctx)
+        """Refuse a URL, any value that click refuses, and a directory that this user can't read."""
+        what = "this" if param is None else param.opts[-1]
+        local_directory(value, what)
+        found: Path = super().convert(value, param, ctx)  # type: ignore[assignment] # of the type path_type
+        if os.path.isdir(found) and not os.access(found, os.R_OK | os.X_OK):  # noqa: PTH112 - Path's raises PermissionError
+            raise InvalidArgumentsError(
+                f"{found}: {what} can't be read by this user", hint=hint_of(PermissionError(errno.EACCES, ""))
+            )
+        return found
 
 
 def parse_amount(text: str) -> int:

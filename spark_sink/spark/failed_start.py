@@ -80,7 +80,9 @@ def failed_start(
     """
     reason = reason_in(said) if JVM_ENDED in str(ex) else reason_of(ex)
     hint = _hint(reason or "", settings["spark.master"], given)
-    return InitError(f"Spark did not start: {reason or reason_of(ex)}", hint=hint), reason is not None
+    if reason is None:
+        hint = f"did the system kill it, for lack of memory (dmesg)? Then give it more, and start again. If not: {hint}"
+    return InitError(f"Spark did not start: {reason or 'its JVM has ended, and gave no reason'}", hint=hint), reason is not None
 
 
 def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:

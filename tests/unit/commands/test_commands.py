@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands import system_limits
+from spark_sink.commands.parameters import DIRECTORY
 from support.cli_process import SPARK_COMMAND, run_spark_cli
 from support.forked_commands import ForkedCommands
 from support.paths import ROOT
@@ -41,6 +43,13 @@ def test_usage_errors_exit_with_1(arguments: list[str], commands: ForkedCommands
     assert ended.stdout == ""
     assert ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root, who runs the tests in a container, may read all
+    with pytest.raises(InvalidArgumentsError, match="can't be read by this user") as raised:
+        DIRECTORY.convert(str(tmp_path), None, None)
+    assert str(raised.value.hint).startswith("let this user read and write there")
 
 
 def test_a_long_option_with_one_hyphen_is_named(commands: ForkedCommands) -> None:

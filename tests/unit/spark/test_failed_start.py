@@ -31,7 +31,14 @@ Error: A fatal exception has occurred. Program will exit."""
             "--conf spark.serializer",
         ),
         ("Executor memory 5 is too small", "", {"spark.executor.memory": "5"}, "Executor", "correct --conf spark.executor.memory"),
-        (ENDED, "WARNING: noise", {"spark.a": "secret"}, "[JAVA_GATEWAY_EXITED]", "do --master and --conf spark.a fit Spark and"),
+        (ENDED, "WARNING: noise", {"spark.a": "secret"}, "its JVM has ended,", "do --master and --conf spark.a fit Spark and"),
+        (
+            ENDED,
+            "WARNING: noise",
+            {},
+            "its JVM has ended, and gave no reason",
+            "did the system kill it, for lack of memory (dmesg)?",
+        ),
         ("It broke", "", {}, "It broke", "do --master, --conf and --jars fit Spark and this machine?"),
     ],
 )
