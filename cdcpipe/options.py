@@ -47,16 +47,17 @@ class OptionGroup:
     options: tuple[Option, ...]
 
 
-def usage_hint(arguments: Iterable[str], names: Collection[str]) -> str:
+def usage_hint(arguments: Iterable[str], names: Collection[str], otherwise: str | None = "--help shows the options") -> str | None:
     """Return the hint for ``arguments`` that are wrong. ``names`` are the options of the command.
 
-    It names a long option that was written with one hyphen: ``-publication shop`` is ``-p ublication``, and the word ``shop``.
+    It names a long option that was written with one hyphen: ``-publication shop`` is ``-p ublication``, and the word ``shop``. If
+    there is none, it is ``otherwise``.
     """
     for argument in arguments:
         name = f"-{argument.partition('=')[0]}"
         if name.startswith("--") and name in names:
             return f"{name} has two hyphens"
-    return "--help shows the options"
+    return otherwise
 
 
 def _option(*names: str, **settings: Any) -> Option:

@@ -24,7 +24,7 @@ from click.core import ParameterSource
 from cdcpipe import descriptors, logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
 from cdcpipe.descriptors import STDOUT, stdout_error
-from cdcpipe.errors import CdcpipeError, OutputError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
@@ -425,6 +425,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         result = cdcpipe.main(args=arguments, prog_name="cdcpipe", standalone_mode=False)
     except Interrupted as ex:
@@ -434,8 +435,10 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as ex:
         context = ex.ctx if isinstance(ex, click.UsageError) else None
         names = {name for param in context.command.params for name in param.opts} if context else ()
-        hint = usage_hint(sys.argv[1:] if arguments is None else arguments, names)
-        return _complain(ex.format_message(), hint, ExitCode.INVALID_ARGS)
+        return _complain(ex.format_message(), usage_hint(given, names), ExitCode.INVALID_ARGS)
+    except InvalidArgumentsError as ex:  # -publication=shop is a port that libpq refuses
+        names = {name for command in (cdcpipe, *cdcpipe.commands.values()) for param in command.params for name in param.opts}
+        return _complain(ex.message, usage_hint(given, names, ex.hint), ex.exit_code)
     except CdcpipeError as ex:
         limit = limit_hint(ex)
         return _complain(ex.message, limit or ex.hint, ExitCode.SYSTEM_ERROR if limit else ex.exit_code)

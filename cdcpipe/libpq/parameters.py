@@ -45,6 +45,10 @@ def connection_parameters(parameters: Iterable[tuple[str, str]]) -> dict[str, st
             if expanded.get(secret):
                 _refuse_secret(secret)
         merged.update({name: str(setting) for name, setting in expanded.items() if setting is not None})
+    encoding = merged.get("client_encoding", "UTF8")
+    if encoding.replace("-", "").upper() != "UTF8":
+        msg = f"client_encoding can't be {encoding}: cdcpipe takes and gives all texts in UTF8"
+        raise InvalidArgumentsError(msg, hint=f"leave it out, and convert what cdcpipe writes: iconv -f UTF-8 -t {encoding}")
     return merged
 
 

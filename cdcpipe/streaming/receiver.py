@@ -347,7 +347,9 @@ class Receiver:
             try:
                 self._walsender.consume_input()
             except Walsender.Lost:
-                raise self._walsender.closed_error() from None
+                error = self._walsender.closed_error()
+                error.hint = "the server's log says why, if it is not the network; a wal_sender_timeout of 1 s or less is too short"
+                raise error from None
             length, data = self._walsender.receive(1)
         if length < 0:
             raise_end(self._walsender, self._tracker.commit_lsn)

@@ -46,6 +46,8 @@ USAGE = [
     (["nonsense"], "nonsense"),
     (["-S", "s", "-publication", "shop"], "--publication has two hyphens"),
     (["prepare", "-slot=s", "--publication", "shop"], "--slot has two hyphens"),
+    (["-S", "s", "-publication=shop"], "--publication has two hyphens"),  # which is a port that libpq refuses
+    (["-S", "s", "-m", "client_encoding=LATIN1"], "iconv -f UTF-8 -t LATIN1"),
     (["-d", "S", "nonsense"], "--help shows the options"),  # the value S is not the option -S
     (["prepare", "--nonsense"], "--nonsense"),
     (["-d", "shop", "-U", "me", "ddl", "remove"], "before ddl has no effect on it: -d, -U;"),
