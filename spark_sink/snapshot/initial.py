@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
@@ -113,7 +114,20 @@ class InitialSnapshot(Snapshot):
                 self._take(is_stopping)
             except InterruptedError:
                 return
+            except CdcpipeError as ex:
+                if found is None and self._is_without_slot(ex, is_stopping):
+                    _path(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
+                raise
             self.is_needed = True
+
+    def _is_without_slot(self, refusal: CdcpipeError, is_stopping: Callable[[], bool]) -> bool:
+        """Tell whether it is certain that there is no slot after this error."""
+        if isinstance(refusal, (InvalidArgumentsError, UnreachableError)):
+            return True  # without a connection, nothing was made
+        try:
+            return not slot_exists(self.config, is_stopping)
+        except (CdcpipeError, InterruptedError):
+            return False
 
     def _begins(self, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether the tables of this run begin now, and with a copy of their rows. Warns if they begin without one."""

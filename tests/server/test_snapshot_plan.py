@@ -28,9 +28,11 @@ from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import chunk
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
+from spark_sink.snapshot.initial import InitialSnapshot, is_begun
 from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
+from spark_sink.warehouse.warehouse import Warehouse
 from support.logical_stream import peek_records
 from support.segments import encode
 from support.tcp_options import tcp_options
@@ -565,6 +567,22 @@ def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:
         ExportedSnapshot(source.config(), lambda: True, source.directory / "stopping")
     with pytest.raises(SnapshotError, match="another process holds a snapshot"):
         ExportedSnapshot(source.config(), lambda: False, source.directory / "export")
+
+
+def test_an_initial_snapshot_that_was_refused_leaves_a_record_only_if_there_is_a_slot(source: Source, tmp_path: Path) -> None:
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    warehouse = Warehouse(tmp_path / "warehouse", "delta")
+
+    def refused(**changes: Any) -> bool:
+        with pytest.raises(CdcpipeError):
+            InitialSnapshot(source.config(**changes), warehouse, "initial").prepare(lambda: False)
+        return not is_begun(warehouse)
+
+    assert refused(slot="No Name")
+    assert refused(create_slot=False)
+    source.take()
+    source.close()
+    assert not refused(publications=("nope",), create_slot=False)
 
 
 def test_a_snapshot_that_was_left_is_gone_on_with_where_it_fits(source: Source) -> None:

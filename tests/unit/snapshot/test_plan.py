@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from cdcpipe.errors import UnreachableError
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.parquet import Layout
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot import chunk
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask
-from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.initial import InitialSnapshot, is_begun
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -47,3 +48,13 @@ def test_the_hint_for_a_value_that_is_not_utf8_comes_from_the_executor(tmp_path:
     other = snapshot._error_of(RuntimeError(text), table)
     assert str(other) == "cannot copy table public.t: table public.t: a value of column 'v' is too long"
     assert other.hint == "start again: finished tables stay"
+
+
+def test_an_initial_snapshot_that_was_refused_leaves_nothing(tmp_path: Path) -> None:
+    """Otherwise a run with the right name of the slot would be told that the warehouse belongs to another one."""
+    nowhere = ("-h", str(tmp_path), "-d", "nowhere")
+    config = LauncherConfig("typo", tmp_path / "staging", ("p",), nowhere, create_slot=True)
+    warehouse = Warehouse(tmp_path / "warehouse", "delta")
+    with pytest.raises(UnreachableError):
+        InitialSnapshot(config, warehouse, "initial").prepare(lambda: False)
+    assert not is_begun(warehouse)
