@@ -1,6 +1,20 @@
-"""``python -m cli`` runs ``cdcpipe``."""
+"""The entry point of ``cdcpipe``, also of ``python -m cli``.
 
-from cli.main import main
+^C ends the command without a traceback also while it imports its modules. `cli.main` handles all later signals.
+"""
+
+import signal
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Import the command line, and run it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a shell's background job
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from cli.main import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -69,10 +69,10 @@ def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
         "[console_scripts]",
         "cdcpipe",
         "=",
-        "cli.main:main",
+        "cli.__main__:main",
         "cdcpipe-spark",
         "=",
-        "spark_sink.__main__:main",
+        "spark_sink.console:main",
     ]
     assert licence == (ROOT / "LICENSE").read_bytes()
 

@@ -3,6 +3,9 @@
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -123,3 +126,21 @@ def test_options_of_a_wait_without_one_are_named(options: tuple[str, ...], is_wa
 def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried(commands: ForkedCommands) -> None:
     code, _, err = commands.cdcpipe("decode", "-h", "/nonexistent", "--output", "debezium", "-o", "topic.prefx=x")
     assert (code, "no option 'topic.prefx'" in err) == (1, True), err
+
+
+@pytest.mark.parametrize(("entry", "imported"), [("cli.__main__", "cli.main"), ("spark_sink.console", "spark_sink.__main__")])
+def test_an_interrupt_during_the_imports_is_no_traceback(entry: str, imported: str) -> None:
+    program = f"""
+import importlib, os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {imported!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
+sys.meta_path.insert(0, Interrupting())
+importlib.import_module({entry!r}).main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
