@@ -2,19 +2,23 @@
 
 A task opens each of its segments once, for all tables, and decodes each record once, to Arrow columns. It writes them to a Parquet
 file for each table, in the table's directory. These files are not part of the table before the driver commits them. The driver
-knows the number of rows of each file then (changelog/tables.py).
+knows the number of rows of each file then (changelog/tables.py). So the files of a lost task never count, and the driver can have
+all tasks run again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
 from cdcpipe.masks import NO_MASKS, Masks
+from cdcpipe.retry import RetryPolicy
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile, part_name
+from spark_sink.files.system_hints import WORKER_ENDED
 from spark_sink.schema.table import EXACT
 from spark_sink.source.messages import MessageReader
 from spark_sink.source.server import Origin, name_of
@@ -31,10 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Target", "Written", "write"]
 
+_logger = logging.getLogger(__name__)
+
 _TASK_BYTES: Final = 16 << 20
 """The least bytes of segments for one task, so that files do not become too small."""
 _DRIVER_BYTES: Final = 2 << 20
 """A micro-batch up to this size is written by the driver itself, in less time than it takes to start a task."""
+_JOBS: Final = RetryPolicy(attempts=3)
+"""How often to run the tasks of a micro-batch if Python workers are killed. With a local master, Spark itself never tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +86,21 @@ def write(
         slices = [(_slice(segment, origin), size) for segment, size in zip(segments, sizes, strict=True)]
         task_bytes = max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism))
         tasks = divide(slices, task_bytes, task_bytes)
-        found = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write_as_task(pieces, targets)).collect()
+
+        def job() -> list[list[Written | None]]:
+            written = context.parallelize(tasks, len(tasks)).map(lambda pieces: _write_as_task(pieces, targets))
+            return cast("list[list[Written | None]]", written.collect())
+
+        found = _JOBS.call(job, Exception, where=_has_lost_a_worker)
     return [[of_target for of_target in of_targets if of_target is not None] for of_targets in zip(*found, strict=True)]
+
+
+def _has_lost_a_worker(ex: Exception) -> bool:
+    """Tell whether Spark's error says that a Python worker has ended without an error of its own. Logs a warning if so."""
+    is_lost = WORKER_ENDED in str(ex)
+    if is_lost:
+        _logger.warning("a Python worker of Spark has ended while it wrote changes (the system's log tells why: dmesg)")
+    return is_lost
 
 
 def _slice(segment: Segment, origin: Origin | None) -> Slice:

@@ -17,6 +17,8 @@ from spark_sink.source.slices import OpenSlice, Slice, divide
 from spark_sink.staging.log import Segment
 from support.segments import Log, relation
 
+LOST = "SparkException: Python worker exited unexpectedly (crashed). Consider setting …"
+
 A, B, C = relation(1, "a", ("id", 23), ("day", 1082)), relation(2, "b", ("id", 23)), relation(3, "c", ("id", 23))
 """Three tables; a has a column of type date."""
 
@@ -121,3 +123,48 @@ def test_tasks_are_of_about_one_size() -> None:
         [(3, 2, 3)],
         [(4, 0, 1), (5, 0, 1)],
     ]
+
+
+class LosesWorkers:
+    """Stands for Spark: its tasks run here. The first jobs have written their files when they fail."""
+
+    defaultParallelism = 1  # noqa: N815 - Spark's own word for it
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.sparkContext = self
+        self._run: Any = None
+
+    def parallelize(self, tasks: list[Any], _count: int) -> "LosesWorkers":
+        self._tasks = tasks
+        return self
+
+    def map(self, function: Any) -> "LosesWorkers":
+        self._run = function
+        return self
+
+    def collect(self) -> list[Any]:
+        found = [self._run(task) for task in self._tasks]
+        if self.errors:
+            raise self.errors.pop(0)
+        return found
+
+
+def test_the_tasks_run_again_if_a_worker_was_killed(
+    segments: list[Segment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(segment_writer, "_DRIVER_BYTES", 0)
+    monkeypatch.setattr(segment_writer, "settle", lambda: None)
+    spark: Any = LosesWorkers(RuntimeError(LOST), RuntimeError(LOST))
+    ((written,),) = segment_writer.write(spark, segments, [target(tmp_path / "b", B)])
+    assert written.file.rows == len(pq.read_table(tmp_path / "b" / written.file.name))
+    assert len(list((tmp_path / "b").glob("*.parquet"))) == 3  # those of the lost jobs count nowhere
+    assert [record.message.startswith("a Python worker of Spark has ended") for record in caplog.records] == [True, True]
+
+    spark = LosesWorkers(*[RuntimeError(LOST)] * 3)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        segment_writer.write(spark, segments, [target(tmp_path / "b", B)])
+    spark = LosesWorkers(RuntimeError("No space left on device"))
+    with pytest.raises(RuntimeError, match="No space left"):
+        segment_writer.write(spark, segments, [target(tmp_path / "b", B)])
+    assert not spark.errors
