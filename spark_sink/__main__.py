@@ -96,10 +96,14 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(ex: Exception) -> ExitCode:
-    """Print an error that no other part of cdcpipe explains, and return the exit code."""
+    """Print an error that no command explains, and return the exit code."""
     _logger.info("unexpected", exc_info=ex)
     if (limit := described(ex)) is not None:
         return _complain(*limit, ExitCode.SYSTEM_ERROR)
+    from spark_sink.spark.failure import explained  # here, because few errors are of Spark
+
+    if isinstance(error := explained(ex), CdcpipeError):
+        return _complain(error.message, error.hint, error.exit_code)
     hint = "this is a defect of cdcpipe: -v shows where it comes from"
     return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
 

@@ -45,6 +45,7 @@ from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import jvm, session
+from spark_sink.spark.failure import explained
 from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
@@ -398,7 +399,7 @@ class Runner(Background):
         elif is_stopping and has_spark_ended:
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
-            self._error = ex
+            self._error = explained(ex)
             if has_spark_ended:
                 self._error = session.ended_error()
                 self._error.__cause__ = ex
