@@ -46,6 +46,7 @@ from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import jvm, session
 from spark_sink.spark.failure import explained
+from spark_sink.spark.home import check_named
 from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
@@ -139,6 +140,7 @@ class Runner(Background):
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:
             session.find_java()
+            check_named()
         refuse_what_fails(self._plan, starts_spark=self._spark is None)
         return super().start()
 

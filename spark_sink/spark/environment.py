@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_sink.spark.jvm import GATEWAY
+from spark_sink.spark.home import GATEWAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

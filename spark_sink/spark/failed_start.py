@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.errors import InitError
 from cdcpipe.limits import limit_hint
 from spark_sink.files.system_hints import WORKER_ENDED, hint_in
+from spark_sink.spark.home import HOME_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def _hint(reason: str, master: str, given: Mapping[str, str]) -> str:
             " /etc/passwd of its image), or start this as a user who has a name"
         )
     if (home := os.environ.get("SPARK_HOME")) and home in reason:
-        return "unset SPARK_HOME, or set it to the directory of a Spark 4.2"
+        return HOME_HINT
     if (found := hint_in(reason)) is not None:
         return f"{found}; Spark's temporary files are in $TMPDIR, now {tempfile.gettempdir()}"
     if re.search(r"\bmaster\b", reason, re.IGNORECASE) or master in reason:

@@ -16,16 +16,25 @@ import sysconfig
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import InitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["is_local_master", "user_home", "without_zip"]
+__all__ = ["GATEWAY", "HOME_HINT", "check_named", "is_local_master", "user_home", "without_zip"]
 
 _logger = logging.getLogger(__name__)
 
+HOME_HINT: Final = "unset SPARK_HOME, or set it to the directory of a Spark 4.2"
+
+GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""The environment variable in which spark-submit passes the port of its JVM to the program that it runs."""
+
 _HOME = "SPARK_HOME"
+_OURS: Final = "-4.2."
+"""In the names of the jars of the Spark that cdcpipe needs."""
 _WITH_THE_ZIP = "python"
 """The directory of an installed pyspark that has nothing but the zip files."""
 
@@ -39,6 +48,18 @@ def user_home() -> Path:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
         return Path("/")  # a container's user without an entry in the system
+
+
+def check_named() -> None:
+    """Raise InitError if SPARK_HOME names a directory without Spark 4.2. Under spark-submit, Spark runs already."""
+    named = os.environ.get(_HOME)
+    if named is None or GATEWAY in os.environ:
+        return
+    cores = [jar.name for jar in Path(named, "jars").glob("spark-core_*.jar")]  # none if somebody has built this Spark
+    is_other = bool(cores) and not any(_OURS in name for name in cores)
+    if is_other or not Path(named, "bin/spark-submit").exists():
+        found = f"another Spark ({cores[0]})" if is_other else "no Spark"
+        raise InitError(f"SPARK_HOME is {named}, which has {found}", hint=HOME_HINT)
 
 
 def is_local_master(master: str) -> bool:

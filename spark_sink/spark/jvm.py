@@ -6,10 +6,10 @@ import atexit
 import logging
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spark_sink.client import guard
-from spark_sink.spark.home import without_zip
+from spark_sink.spark.home import GATEWAY, without_zip
 from spark_sink.spark.jvm_output import JvmOutput
 
 if TYPE_CHECKING:
@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-__all__ = ["GATEWAY", "at_start", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
+__all__ = ["at_start", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
-
-GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
-"""The environment variable in which spark-submit passes the port of its JVM to the program that it runs."""
 
 _output: JvmOutput | None = None
 

@@ -28,7 +28,7 @@ from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, without_pandas
 from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
-from spark_sink.spark.home import is_local_master, user_home
+from spark_sink.spark.home import GATEWAY, is_local_master, user_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -120,7 +120,7 @@ def build(
     if _needs_delta(format):
         settings |= _DELTA_SETTINGS
     conf = dict(conf or {})
-    if jvm.GATEWAY in os.environ:
+    if GATEWAY in os.environ:
         settings |= _submitted()
         master = master or settings.get("spark.master")
     else:
@@ -244,6 +244,7 @@ def find_java() -> Path:
         if version is not None and version >= _JAVA_MINIMUM:
             return home
         tried.append(f"{home} ({'no Java that starts' if version is None else version})")
+    Path.cwd()  # without a current directory, no Java starts: then this raises FileNotFoundError
     found = f"; found only {', '.join(tried)}" if tried else ""
     raise InitError(
         f"no Java {_JAVA_MINIMUM} or newer{found}",
@@ -388,7 +389,7 @@ def find_jars(
     conf: Mapping[str, str],
 ) -> list[str] | None:
     """Return the jars on this machine that a session gets, None if it fetches Delta Lake's; raise InitError if some are missing."""
-    if jvm.GATEWAY in os.environ:
+    if GATEWAY in os.environ:
         return []  # they are spark-submit's
     settings = _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
     if "spark.jars.packages" in settings:
@@ -416,7 +417,7 @@ def _alone_in_ivy(settings: Mapping[str, str], deadline_s: float = _IVY_DEADLINE
     Ivy does not lock the folder: two sessions that fetch the same jars into it at once see each other's half-written files, and
     fail. Does nothing if there is nothing to fetch. Raises InitError if another process still fetches after ``deadline_s`` seconds.
     """
-    if "spark.jars.packages" not in settings or jvm.GATEWAY in os.environ:
+    if "spark.jars.packages" not in settings or GATEWAY in os.environ:
         yield
         return
     lock = _ivy_folder(settings.get("spark.jars.ivy")) / "cdcpipe.lock"

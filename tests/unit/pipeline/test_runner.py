@@ -17,6 +17,7 @@ from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.runner import Runner
 from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import session
+from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 
 OPTIONS = """--format parquet --types native --mask a.b.c=null --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
@@ -127,6 +128,28 @@ def test_a_file_system_without_locks_is_refused_before_there_is_a_slot(monkeypat
         made.start()
     made.stop()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_spark_is_refused_before_there_is_a_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.delenv(GATEWAY, raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    made = Runner(RunConfig(launcher(tmp_path, command=("/nonesuch/cdcpipe",)), tmp_path / "warehouse"))
+    with pytest.raises(InitError, match=r"SPARK_HOME is .*spark, which has no Spark") as caught:
+        made.start()
+    assert caught.value.hint == HOME_HINT
+    (tmp_path / "spark/bin").mkdir(parents=True)
+    (tmp_path / "spark/bin/spark-submit").touch()
+    check_named()  # without jars: somebody has built it, and the jars are elsewhere
+    (tmp_path / "spark/jars").mkdir()
+    core = tmp_path / "spark/jars/spark-core_2.12-3.5.1.jar"
+    core.touch()
+    with pytest.raises(InitError, match=r"which has another Spark \(spark-core_2.12-3.5.1.jar\)"):
+        made.start()
+    core.rename(core.with_name("spark-core_2.13-4.2.0.jar"))
+    check_named()
+    made.stop()
+    assert not (tmp_path / "staging").exists()
 
 
 def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from spark_sink.spark.environment import stay_on_this_machine
-from spark_sink.spark.jvm import GATEWAY
+from spark_sink.spark.home import GATEWAY
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
+from spark_sink.commands.system_limits import described
 from spark_sink.files.local import DamagedFileError
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
@@ -260,6 +261,19 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ) as caught:
         session.find_java()
     assert "openjdk-17" in (caught.value.hint or "")
+
+
+def test_where_the_current_directory_has_gone_java_is_not_to_blame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(session, "_java_homes", lambda: [tmp_path / "nothing"])
+    with pytest.raises(FileNotFoundError) as caught:
+        session.find_java()
+    assert described(caught.value) == (
+        "the current directory does not exist any more",
+        "change to one that exists; then start again",
+    )
 
 
 @pytest.mark.parametrize("version", [None, "1.8.0_402"])
