@@ -30,6 +30,7 @@ from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.options import LOG_FORMAT, METRICS, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.plugins import failure_of_others
 from cdcpipe.printable import printable_lines
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.subcommands.poll import poll_until_free
@@ -458,6 +459,8 @@ def _unexpected(ex: Exception) -> ExitCode:
     log.debug("unexpected", exc_info=ex)
     if (limit := limit_hint(ex)) is not None:
         return _complain(f"a limit of this machine is reached: {str(ex) or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
+    if (failure := failure_of_others(ex)) is not None:
+        return _complain(failure, "it is no part of cdcpipe; -vv shows the error with its text", ExitCode.SYSTEM_ERROR)
     hint = "this is a defect of cdcpipe: -vv shows where it comes from"
     return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
 

@@ -153,7 +153,7 @@ def test_examples_from_the_readme_on(session: Session) -> None:
 def test_the_output_plugin(tmp_path: Path, shell: dict[str, str], database: postgres.Database) -> None:
     page = PAGES["docs/output-plugins.md"]
     code = re.search(r"^```python\n# (\w+\.py)(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    points = re.search(r'^```toml\n\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"\n```', page, re.MULTILINE)
+    points = re.search(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"\n```', page, re.MULTILINE)
     printed = re.search(r"--output keys -N` writes\n\n```text\n(.*?)```", page, re.DOTALL)
     assert code
     assert points

@@ -34,7 +34,8 @@ from cdcpipe.pgoutput.messages import (
     Type,
     Update,
 )
-from cdcpipe.plugins import held, load, names, text
+from cdcpipe.plugins import failure_of_others, held, load, names, text
+from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.json_lines import JsonLines
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.plugins.wal2json.version1 import Wal2Json1
@@ -226,15 +227,64 @@ def test_names():
     assert "wal2json" in (caught.value.hint or "")
 
 
-def test_plugins_of_others_are_found(monkeypatch):
-    point = importlib.metadata.EntryPoint("theirs", "support.recorder:Recorder", "cdcpipe.output_plugins")
-    monkeypatch.setattr(
-        "cdcpipe.plugins.entry_points",
-        lambda *, group, name="theirs": [point] if (group, name) == ("cdcpipe.output_plugins", "theirs") else [],
-    )
+@pytest.fixture
+def register(monkeypatch):
+    """Return a function that registers ``MODULE:NAME`` as the output plugin ``theirs``, as an installed package does."""
+
+    def register(value):
+        point = importlib.metadata.EntryPoint("theirs", value, "cdcpipe.output_plugins")
+        monkeypatch.setattr(
+            "cdcpipe.plugins.entry_points",
+            lambda *, group, name="theirs": [point] if (group, name) == ("cdcpipe.output_plugins", "theirs") else [],
+        )
+
+    return register
+
+
+def test_plugins_of_others_are_found(register):
+    register("support.recorder:Recorder")
     plugin = load("theirs", {"a": "b"}, nothing)
     assert plugin.options == {"a": "b"}
     assert "theirs" in names()
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("nonsense_of_theirs:Plugin", "'theirs' cannot be loaded: ModuleNotFoundError: No module named 'nonsense_of_theirs'"),
+        ("support.recorder:Nonsense", "'theirs' cannot be loaded: AttributeError"),
+        ("support.recorder:nothing", "'theirs' cannot be loaded: TypeError"),
+        ("collections:ChainMap", "'theirs' cannot be loaded: collections:ChainMap is no subclass of .*OutputPlugin"),
+    ],
+)
+def test_a_plugin_of_others_that_cannot_be_loaded(register, value, says):
+    register(value)
+    with pytest.raises(InvalidArgumentsError, match=says):
+        load("theirs", {}, nothing)
+
+
+class Broken(OutputPlugin):
+    name = "broken"
+
+    def change(self, txn, relation, change, lsn):
+        int(change.new[1])
+
+
+def test_the_error_of_a_plugin_of_others_is_not_a_defect_of_cdcpipe():
+    with pytest.raises(ValueError, match="secret") as caught:
+        feed(Broken({}, nothing), BEGIN, T, Insert(None, 16385, (b"1", b"secret")))
+    says = failure_of_others(caught.value)
+    assert says is not None
+    assert "the output plugin 'broken' failed: ValueError in line " in says
+    assert says.endswith(__file__)
+    assert "secret" not in says
+
+
+def test_the_error_of_a_plugin_of_cdcpipe_is_one():
+    with pytest.raises(CdcpipeError) as caught:
+        feed(load("wal2json", {}, nothing), StreamStart(7, True), StreamStop())
+    assert failure_of_others(caught.value) is None
+    assert failure_of_others(ValueError()) is None
 
 
 TYPES = [23, 25, 1700, 16, 17, 1184, 701, 1043, 20, 114]
