@@ -42,6 +42,7 @@ HELP = {
     "lint": "Repairs the format",
     "docs": "Serves the pages",
     "record-debezium": "Records the events",
+    "bench/run": "Runs benchmarks",
 }
 
 
