@@ -9,7 +9,7 @@ These rules hold after a crash at any point:
 - A sealed segment is complete. Its bytes are durable before it gets its name, the name is durable before `seal` returns, and only
   then may the launcher confirm anything.
 - After an error of write, fsync or rename, the file may be damaged, and the kernel reports such an error only once. So nothing is
-  tried again, every later call fails, and nothing more is confirmed.
+  tried again, every later call fails, and nothing more is confirmed. After a failed write the open segment is deleted.
 - An ``.open`` file is not part of the log. The next launcher deletes it, and the server sends its contents again.
 """
 
@@ -288,15 +288,26 @@ class StagingWriter:
             if self._fd < 0:
                 self._path = self._directory / open_name(self._start_lsn)
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            self._pass(Failpoint.BEFORE_WRITE)
-            data = memoryview(b"".join(self._buffer))
-            self._buffer.clear()
-            self._buffered = 0
-            while data:
-                written = os.write(self._fd, data)
-                self._pos += written
-                data = data[written:]
-            self._pass(Failpoint.AFTER_WRITE)
+            try:
+                self._pass(Failpoint.BEFORE_WRITE)
+                data = memoryview(b"".join(self._buffer))
+                self._buffer.clear()
+                self._buffered = 0
+                while data:
+                    written = os.write(self._fd, data)
+                    self._pos += written
+                    data = data[written:]
+                self._pass(Failpoint.AFTER_WRITE)
+            except OSError:
+                self._give_back()
+                raise
+
+    def _give_back(self) -> None:
+        """Delete the open segment after a failed write: on a full disk it has the last room, and the next start needs a little."""
+        os.close(self._fd)
+        self._fd = -1
+        with contextlib.suppress(OSError):  # the next launcher deletes it
+            self._path.unlink()
 
     def _cut(self, cut: Cut) -> Sealing:
         if self._buffer:

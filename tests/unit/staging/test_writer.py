@@ -87,6 +87,8 @@ def test_an_error_of_the_disk_stops_and_confirms_nothing(tmp_path: Path, failpoi
         land(tmp_path, server, At(failpoint, turn, OSError(code, os.strerror(code))))
     assert caught.value.hint
     assert server.confirmed_lsn <= max([0x100, *(segment.end_lsn for segment in list_segments(tmp_path))])
+    if failpoint in (Failpoint.BEFORE_WRITE, Failpoint.AFTER_WRITE):
+        assert not list(tmp_path.glob("*/*.open"))  # it had the last room of the disk
     land(tmp_path, server)
     assert landed(tmp_path) == WORK
 
