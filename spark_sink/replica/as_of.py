@@ -162,6 +162,7 @@ def _last_lsn(
         F.min(F.when(too_late & is_snapshot, end_lsn)).alias("late_snapshot"),
         F.min(end_lsn).alias("first"),
         F.min(F.when(is_snapshot, end_lsn)).alias("snapshot"),
+        F.min(F.when(is_snapshot, F.unix_micros("_cdc_commit_time"))).alias("snapshot_us"),
     ).collect()[0]
     if found["first_late"] is not None:
         last_lsn = min(last_lsn, found["first_late"] - 1)
@@ -169,9 +170,9 @@ def _last_lsn(
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
     if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
         snapshot = format_lsn(found["snapshot"])
+        since = _time(found["snapshot_us"]) if isinstance(at, datetime) else snapshot
         raise InvalidArgumentsError(
-            f"the rows of {table} are known only since its snapshot at {snapshot}, not at {at}",
-            hint=f"ask for {snapshot} or later",
+            f"the rows of {table} are known only since its snapshot at {snapshot}, not at {at}", hint=f"ask for {since} or later"
         )
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
@@ -194,6 +195,11 @@ def moment(at: datetime) -> Column:
     return F.timestamp_micros(F.lit(microseconds))
 
 
+def _time(micros: int) -> datetime:
+    """Return a time that Spark gave in microseconds."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+
+
 def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
     """Raise InvalidArgumentsError unless some table has a change from ``at`` or before. Only changes show when the log began."""
     first_times = []
@@ -204,7 +210,7 @@ def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
                 return
             first_times.append(changes.agg(F.unix_micros(F.min("_cdc_commit_time"))).collect()[0][0])
     first = min((micros for micros in first_times if micros is not None), default=None)
-    hint = None if first is None else f"the first one committed at {datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first)}"
+    hint = None if first is None else f"the first one committed at {_time(first)}"
     raise InvalidArgumentsError(
         f"{at.isoformat(' ')} is before the first transaction in {house.name}: the rows of that time are not known", hint=hint
     )

@@ -227,3 +227,21 @@ def test_commit_times_out_of_order_and_epochs(spark: Any, tmp_path: Path) -> Non
     assert at(second.replace(second=40, microsecond=999999)) == 40
     assert [at(LSN(lsn)) for lsn in (9, 10, 29, 45, 50)] == [None, 10, 20, 40, 50]
     assert [at(Position(*position)) for position in ((1, 30), (1, 45), (2, 45))] == [30, 30, 40]
+
+
+def test_before_the_snapshot_of_a_table(spark: Any, tmp_path: Path) -> None:
+    """The hint has a time for a time, and a position for a position. It can be asked for."""
+    warehouse = Warehouse(tmp_path, "parquet")
+    warehouse.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    warehouse.record(Position(1, 0))
+    warehouse.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    copied = datetime(2026, 1, 1, 0, 0, 30, 500000, tzinfo=UTC)
+    row = (1, 1, 5, None, None, "snapshot", 1, 30, 0, None, copied, None, None, None)
+    append(spark, warehouse, [row], SCHEMA, Position(1, 0), Position(1, 50))
+    warehouse.record(Position(1, 50))
+
+    for early, first in ((copied - timedelta(microseconds=1), copied), (LSN(29), format_lsn(30))):
+        with pytest.raises(InvalidArgumentsError, match=r"known only since its snapshot at 0/1E, not at ") as caught:
+            as_of.read_as_of(spark, tmp_path, "public.t", early)
+        assert caught.value.hint == f"ask for {first} or later"
+    assert as_of.read_as_of(spark, tmp_path, "public.t", copied).count() == 1
