@@ -2,7 +2,8 @@
 
     python examples/change_rate.py WAREHOUSE public.orders change_rate.png
 
-The cells (# %%) run one by one in an editor or a notebook. It takes matplotlib, and a warehouse in Delta's format.
+The second argument is the table's directory in WAREHOUSE/changelog. The cells (# %%) run one by one in an editor or a notebook. It
+takes matplotlib, and a warehouse in Delta's format.
 """
 
 # %%
@@ -17,10 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import LSN
-from spark_sink.changelog.tables import changelogs_of
-from spark_sink.delta.sql import table_name
-from spark_sink.spark import session
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink import build_session
 
 # %% The changes: how many of which kind each transaction made, and when it committed.
 
@@ -36,7 +34,7 @@ def transactions(changes: DataFrame) -> pd.DataFrame:
 
 def visible(spark: SparkSession, path: Path) -> pd.DataFrame:
     """Return the position that each version of the changelog reaches, and when it was committed."""
-    history = spark.sql(f"DESCRIBE HISTORY {table_name(path)}").where("userMetadata IS NOT NULL")
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path.absolute()}`").where("userMetadata IS NOT NULL")
     found = history.select("userMetadata", F.unix_micros("timestamp").alias("visible")).toPandas()
     found["_cdc_end_lsn"] = [int(LSN.parse(position.partition(":")[2])) for position in found["userMetadata"]]
     return found.sort_values(["_cdc_end_lsn", "visible"]).drop_duplicates("_cdc_end_lsn")[["_cdc_end_lsn", "visible"]]
@@ -49,11 +47,10 @@ def plot(
     spark: SparkSession, warehouse: Path, name: str, picture: Path, bin_width: timedelta = timedelta(seconds=1)
 ) -> pd.DataFrame:
     """Draw changes per second and the lag into a file; return the transactions with ``lag_s``, in seconds."""
-    house = Warehouse.existing(warehouse)
-    table = house.find(name)
-    changes = transactions(changelogs_of(spark, house).read(table))
+    changelog = warehouse / "changelog" / name
+    changes = transactions(spark.read.format("delta").load(str(changelog)))
     # The first version that goes as far as the transaction is the one with which it was there.
-    found = pd.merge_asof(changes, visible(spark, house.changelog(table)), on="_cdc_end_lsn", direction="forward")
+    found = pd.merge_asof(changes, visible(spark, changelog), on="_cdc_end_lsn", direction="forward")
     found["lag_s"] = (found["visible"] - found["_cdc_commit_time"]) / 1e6
     found["time"] = pd.to_datetime(found["_cdc_commit_time"], unit="us", utc=True)
 
@@ -77,4 +74,4 @@ def plot(
 
 # %%
 if __name__ == "__main__":
-    plot(session.build(format="delta"), Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    plot(build_session(format="delta"), Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
