@@ -28,14 +28,15 @@ __all__ = [
     "APPLICATION",
     "LogCache",
     "Mark",
+    "TableEnd",
     "TableLog",
     "TableState",
     "commit_path",
     "commits",
     "exists",
     "is_long",
-    "is_restored",
     "is_small",
+    "newest",
     "newest_lsn",
     "pin",
     "read_table",
@@ -122,6 +123,14 @@ class TableState:
     def small_files(self, size: int) -> int:
         """Return how many files are smaller than ``size``."""
         return sum(each < size for each in self.sizes)
+
+
+class TableEnd(NamedTuple):
+    """What the newest commits of a table tell. The table has its changes up to ``lsn``; 0 for another program's table."""
+
+    lsn: int
+    is_restored: bool
+    """Whether RESTORE has set the table back since the last commit of this client or with its position."""
 
 
 class TableLog:
@@ -308,35 +317,32 @@ def exists(path: Path) -> bool:
     return any(name.endswith(".json") for name in places.list_names(path / "_delta_log"))
 
 
-def newest_lsn(path: Path) -> int | None:
-    """Return the LSN that the table has reached; None if there is no table."""
-    versions = commits(path)
-    if not versions:
-        return None
-    # One of the newest commits nearly always has it.
-    for version in reversed(versions[-_NEWEST_COMMITS:]):
-        for line in places.read_lines(commit_path(path, version)):
-            transaction = json.loads(line).get("txn") if b'"txn"' in line else None
-            if transaction is not None and transaction["appId"] == APPLICATION:
-                return int(transaction["version"])
-    return TableLog(path).refresh().lsn or 0
-
-
-def is_restored(path: Path) -> bool:
-    """Tell whether RESTORE has set the table back since the last commit of this client or with its position.
-
-    The rows are those of an earlier version then, but the log keeps the position: RESTORE does not take it back.
-    """
-    for version in reversed(_versions(places.list_names(path / "_delta_log"))):
-        actions = [json.loads(line) for line in places.read_lines(commit_path(path, version))]
+def newest(path: Path) -> TableEnd | None:
+    """Return how far the table is; None if there is no table. RESTORE takes the rows back, but not the position."""
+    versions = _versions(places.list_names(path / "_delta_log"))
+    lsn: int | None = None
+    is_restored: bool | None = None
+    for count, version in enumerate(reversed(versions)):
+        if is_restored is not None and (lsn is not None or count >= _NEWEST_COMMITS):
+            break
+        lines = places.read_lines(commit_path(path, version))
+        actions = [json.loads(line) for line in lines if b'"txn"' in line or b'"commitInfo"' in line]
         information: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        if information.get("operation") == "RESTORE":
-            return True
+        reached = [int(action["txn"]["version"]) for action in actions if action.get("txn", {}).get("appId") == APPLICATION]
+        lsn = reached[0] if reached and lsn is None else lsn
         # Commits of other operations of this client change no rows.
         is_own = information.get("engineInfo") == APPLICATION and information.get("operation") in _WRITES
-        if is_own or any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
-            return False
-    return False
+        if is_restored is None and (information.get("operation") == "RESTORE" or is_own or reached):
+            is_restored = information.get("operation") == "RESTORE"
+    if not versions:
+        return None
+    return TableEnd((TableLog(path).refresh().lsn or 0) if lsn is None else lsn, is_restored=bool(is_restored))
+
+
+def newest_lsn(path: Path) -> int | None:
+    """Return the LSN that the table has reached; None if there is no table."""
+    found = newest(path)
+    return None if found is None else found.lsn
 
 
 def pin(path: Path) -> TableLog | None:

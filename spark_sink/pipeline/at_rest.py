@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.version import own_version
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, map_reads, read_json, write_json
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
@@ -66,14 +66,14 @@ class Rest:
         gaps.record(house, list_epochs(config.launcher.staging))
         if self.position() is None or gaps.open_gap(house) is not None or landed_snapshots.unfinished(house):
             return False
-        if not all(map(self._is_done, house.tables())):
-            return False
         if recorded_times.is_due(
             house,
             vacuum_retention_s=config.vacuum_retention_s,
             purges=config.keep_changelog_s is not None,
             purges_histories=config.keep_history_s is not None,
         ):
+            return False
+        if not all(map_reads(self._is_done, house.tables(), house.root)):
             return False
         if config.heal_hours is None:
             return True
@@ -113,13 +113,14 @@ class Rest:
     def _is_done(self, table: Table) -> bool:
         """Tell whether a table's replica and its stored history have all changes of its changelog, which nobody has set back."""
         house = self._warehouse
-        lsn, versions = house.format.lsn(house.changelog(table)), house.versions(table)
-        if lsn is None or not versions or any(map(house.format.is_restored, (house.changelog(table), house.replica(table)))):
+        changelog, replica = house.format.end(house.changelog(table)), house.format.end(house.replica(table))
+        versions = house.versions(table)
+        if changelog is None or not versions or any(each is not None and each.is_restored for each in (changelog, replica)):
             return False
         has_key = any(each.key for each in versions)
-        if has_key and house.format.keeps_replicas and (house.format.lsn(house.replica(table)) or 0) < lsn:
+        if has_key and house.format.keeps_replicas and (replica is None or replica.lsn < changelog.lsn):
             return False
         if not (has_key and house.keeps_history):
             return True
         facts = stored_histories.facts(house, table)
-        return facts is not None and facts.known_lsn(versions) >= lsn
+        return facts is not None and facts.known_lsn(versions) >= changelog.lsn

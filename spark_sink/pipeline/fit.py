@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_sink.schema.table import Table
+    from spark_sink.delta.log import TableEnd
     from spark_sink.staging.log import Epoch, Position
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
     "begin_keeping_deleted",
     "behind_gap",
-    "check_changelog",
     "check_copies",
-    "check_restored",
+    "check_tables",
     "first_position",
     "less_readable",
     "name_less_readable",
@@ -85,23 +84,30 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
     return removed
 
 
-def check_changelog(house: Warehouse, table: Table, position: Position) -> None:
-    """Raise WarehouseError if a changelog has disappeared, because its changes cannot be recovered."""
-    if house.versions(table)[0].end_lsn <= position.lsn and not house.has_changelog(table):
-        raise WarehouseError(
-            f"the changelog of {table}, {house.changelog(table)}, has gone, and with it what was in it",
-            hint=f"restore it; or copy the table's rows anew: cdcpipe-spark snapshot --table {table}; or, if it is not published"
-            f" any more and you do not want its tables, delete _cdcpipe/tables/{house.changelog(table).name}.json, too",
-        )
+def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | None]:
+    """Check that each table has what it had. Returns how far each changelog and each replica is; None for one that does not exist.
 
-
-def check_restored(house: Warehouse, table: Table, position: Position) -> None:
-    """Let a table be copied whose changelog or replica another program has set back with RESTORE: it lacks changes since."""
-    for path in (house.changelog(table), house.replica(table)):
-        if house.format.is_restored(path):
-            if path == house.changelog(table):
-                purged_changes.record(house, table, house.format.lsn(path) or 0)
-            want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
+    Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Lets a table be copied whose
+    changelog or replica another program has set back with RESTORE: it lacks changes since.
+    """
+    tables = house.tables()
+    paths = [path for table in tables for path in (house.changelog(table), house.replica(table))]
+    ends = dict(zip(paths, places.map_reads(house.format.end, paths, house.root), strict=True))
+    for table in tables:
+        changelog, replica = house.changelog(table), house.replica(table)
+        if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
+            raise WarehouseError(
+                f"the changelog of {table}, {changelog}, has gone, and with it what was in it",
+                hint=f"restore it; or copy the table's rows anew: cdcpipe-spark snapshot --table {table}; or, if it is not"
+                f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
+            )
+        for path in (changelog, replica):
+            end = ends[path]
+            if end is not None and end.is_restored:
+                if path == changelog:
+                    purged_changes.record(house, table, end.lsn)
+                want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
+    return ends
 
 
 def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdcpipe.measures import Histogram
+    from spark_sink.delta.log import TableEnd
     from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.comments import Comments
@@ -91,20 +92,20 @@ class Follower:
         """The tables whose replicas may lack their comments."""
         self.rounds = Rounds("replicas", self.catch_up, interval_s, on_error)
 
-    def look(self, epoch: int) -> None:
+    def look(self, epoch: int, ends: Mapping[Path, TableEnd | None]) -> None:
         """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them.
 
-        Also find the tables with comments: a run that was killed may have left them without.
+        ``ends`` says how far each changelog and each replica is. Also find the tables with comments: a run that was killed may have
+        left them without.
         """
         for table, comments in commented_tables(self._warehouse).items():
             self.comment(table, comments)
         for table in self._warehouse.tables():
-            lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
-            reached = self._warehouse.format.lsn(self._warehouse.replica(table)) or 0
-            if lsn is not None:
-                self._reached[table] = reached
-                if lsn > reached:
-                    self.record(table, Position(epoch, lsn))
+            changelog, replica = (ends.get(path(table)) for path in (self._warehouse.changelog, self._warehouse.replica))
+            if changelog is not None:
+                self._reached[table] = reached = 0 if replica is None else replica.lsn
+                if changelog.lsn > reached:
+                    self.record(table, Position(epoch, changelog.lsn))
 
     def record(self, table: Table, position: Position) -> None:
         """Record that a changelog has reached a position."""

@@ -383,16 +383,14 @@ class Pipeline:
             fit.begin_keeping_deleted(self.spark, self.warehouse)
             merge.finish_snapshots(self.spark, self.warehouse)
             merge.finish_merges(self.warehouse)
-            for table in self.warehouse.tables():
-                fit.check_changelog(self.warehouse, table, position)
-                fit.check_restored(self.warehouse, table, position)
+            ends = fit.check_tables(self.warehouse, position)
         if self._names is not None:
             self._names.rename()
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
         if self.warehouse.format.keeps_replicas:
             interval_s = self._replica_interval_s
             follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error, self.merges)
-            follower.look(position.epoch)
+            follower.look(position.epoch, ends)
             self._follower = follower
         if self.warehouse.keeps_history:
             interval_s = self._history_interval_s

@@ -61,10 +61,15 @@ def places_of(house: Warehouse) -> Iterator[tuple[Table, Path]]:
 
     Among the changelogs are those of the logical messages, of the captured DDL and of the tables' schemas.
     """
+    for table, path in _possible_places(house):
+        if delta_log.exists(path):
+            yield table, path
+
+
+def _possible_places(house: Warehouse) -> Iterator[tuple[Table, Path]]:
     for table in [*house.tables(), MESSAGES, DDL, SCHEMA_HISTORY]:
         for path in (house.changelog(table), house.replica(table), house.history(table)):
-            if delta_log.exists(path):
-                yield table, path
+            yield table, path
 
 
 def vacuum_of(path: Path) -> str:
@@ -90,5 +95,8 @@ def is_due(house: Warehouse, *, vacuum_retention_s: float | None, purges: bool, 
     if vacuum_retention_s is None:
         return False
     interval_s = vacuum_interval_s(vacuum_retention_s)
-    names = [vacuum_of(path) for _, path in places_of(house)]
-    return any(times.is_known(name) and times.is_due(name, interval_s) for name in names)
+    # To look whether a table exists is slow in an object store. So this looks only for tables whose time has come.
+    due = (
+        path for _, path in _possible_places(house) if times.is_known(vacuum_of(path)) and times.is_due(vacuum_of(path), interval_s)
+    )
+    return any(map(delta_log.exists, due))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.delta import log as delta_log
+from spark_sink.delta.log import TableEnd
 from spark_sink.warehouse import appends
 
 if TYPE_CHECKING:
@@ -85,12 +86,13 @@ class Format(ABC):
         """Tell whether there is a table, even an empty one."""
 
     @abstractmethod
+    def end(self, path: Path) -> TableEnd | None:
+        """Return how far a table is, and whether another program has set it back since; None if there is no table."""
+
     def lsn(self, path: Path) -> int | None:
         """Return the LSN up to which a table has its changes (0 for none); None if there is no table."""
-
-    def is_restored(self, path: Path) -> bool:  # noqa: ARG002 - only some formats can
-        """Tell whether another program has set the table back to an earlier version, and it lacks changes before its LSN since."""
-        return False
+        found = self.end(path)
+        return None if found is None else found.lsn
 
     @abstractmethod
     def reader_features(self, path: Path) -> set[str]:
@@ -114,11 +116,8 @@ class DeltaFormat(Format):
     def exists(self, path: Path) -> bool:
         return delta_log.exists(path)
 
-    def lsn(self, path: Path) -> int | None:
-        return delta_log.newest_lsn(path)
-
-    def is_restored(self, path: Path) -> bool:
-        return delta_log.is_restored(path)
+    def end(self, path: Path) -> TableEnd | None:
+        return delta_log.newest(path)
 
     def reader_features(self, path: Path) -> set[str]:
         return delta_log.TableLog(path).refresh().features("readerFeatures")
@@ -139,9 +138,9 @@ class ParquetFormat(Format):
     def exists(self, path: Path) -> bool:
         return bool(appends.list_appends(path))
 
-    def lsn(self, path: Path) -> int | None:
+    def end(self, path: Path) -> TableEnd | None:
         found = appends.list_appends(path)
-        return found[-1].end_lsn if found else None
+        return TableEnd(found[-1].end_lsn, is_restored=False) if found else None
 
     def reader_features(self, path: Path) -> set[str]:  # noqa: ARG002 - Parquet has none
         return set()

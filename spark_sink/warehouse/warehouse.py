@@ -45,7 +45,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.masks import Masks
 from spark_sink.delta.log import LogCache
 from spark_sink.files.local import NEWER, RESTORE
-from spark_sink.files.places import check_store, is_local, make_directory, place, read_json, write_json
+from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
@@ -432,7 +432,8 @@ class Warehouse:
 
 
 def _read_all(directory: Path) -> list[dict[str, Any]]:
-    return [value for path in directory.glob("*.json") if (value := read_json(path)) is not None]
+    found = map_reads(read_json, list(directory.glob("*.json")), directory)
+    return [value for value in found if value is not None]
 
 
 def _versions_path(root: Path, table: Table) -> Path:

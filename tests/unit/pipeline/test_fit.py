@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
+from spark_sink.files import places
 from spark_sink.pipeline import fit
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.wanted_copies import waiting
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
@@ -49,13 +50,13 @@ def commit(path: Path, operation: str, *actions: dict[str, Any]) -> None:
 def test_a_table_that_was_set_back_is_copied(house: Warehouse, what: str) -> None:
     path = house.root / what / "public.fruit"
     commit(path, "OPTIMIZE")
-    fit.check_restored(house, FRUIT, Position(1, 40))
+    fit.check_tables(house, Position(1, 40))
     assert waiting(house) == []
     commit(path, "RESTORE")
     commit(path, "OPTIMIZE")
     file_table.redefine(path, "SET TBLPROPERTIES", lambda log: {**log.metadata, "description": "fruit"})
     assert house.format.lsn(path) == 20  # it says that it has what it has lost
-    fit.check_restored(house, FRUIT, Position(1, 40))
+    fit.check_tables(house, Position(1, 40))
     wanted = [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)]
     assert wanted == [(FRUIT, f"RESTORE has set its {what} back to an earlier version", 40)]
     # as-of must not be asked for what the changelog has lost.
@@ -66,8 +67,23 @@ def test_a_copy_ends_that_a_table_counts_as_set_back(house: Warehouse) -> None:
     path = house.changelog(FRUIT)
     commit(path, "RESTORE")
     file_table.commit(file_table.open_table(path), [], Position(1, 50), is_reached=False)  # the rows of the copy
-    assert not house.format.is_restored(path)
+    assert house.format.end(path) == (20, False)
     commit(path, "RESTORE")
     commit(path, "WRITE", {"txn": {"appId": "cdcpipe", "version": 60}})  # Spark's commit for us
-    assert not house.format.is_restored(path)
-    assert not Warehouse(house.root / "other", "parquet").format.is_restored(path)
+    assert house.format.end(path) == (60, False)
+
+
+def test_a_start_looks_at_each_log_once(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, list_names = Counter[Path](), places.list_names
+    monkeypatch.setattr(places, "list_names", lambda path: listed.update([path]) or list_names(path))
+    ends = fit.check_tables(house, Position(1, 40))
+    assert ends == dict.fromkeys((house.changelog(FRUIT), house.replica(FRUIT)), (20, False))
+    assert listed == {path / "_delta_log": 1 for path in ends}
+
+
+def test_a_changelog_that_has_gone_is_an_error(house: Warehouse) -> None:
+    shutil.rmtree(house.replica(FRUIT))
+    assert fit.check_tables(house, Position(1, 40))[house.replica(FRUIT)] is None
+    shutil.rmtree(house.changelog(FRUIT))
+    with pytest.raises(WarehouseError, match=r"the changelog of public\.fruit, .*, has gone"):
+        fit.check_tables(house, Position(1, 40))

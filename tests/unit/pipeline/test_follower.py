@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cdcpipe.measures import Histogram
-from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.log import TableEnd
 from spark_sink.pipeline import rounds
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.rounds import own_interval_s
@@ -174,9 +174,8 @@ def test_replicas_that_are_behind_are_found_in_the_tables(merges: Merges, tmp_pa
     even, behind, gone = A, B, Table("public", "c")
     reached = {house.changelog(even): 5, house.replica(even): 5, house.changelog(behind): 5, house.replica(behind): 4}
     reached |= {house.changelog(gone): 3}
-    monkeypatch.setattr(delta_log, "newest_lsn", reached.get)
     monkeypatch.setattr(Warehouse, "tables", lambda _self: [even, behind, gone, Table("public", "d")])
-    made.look(7)
+    made.look(7, {path: TableEnd(lsn, is_restored=False) for path, lsn in reached.items()})
     made.catch_up()
     assert sorted(merges.done) == [(behind, Position(7, 5)), (gone, Position(7, 3))]
 
