@@ -1,7 +1,7 @@
 """The captured DDL: every message of ``cdcpipe ddl install``'s event triggers once, with its position.
 
 It is a changelog in the same format as the others: ``changelog/_cdc_ddl`` (changelog/tables.py). The descriptions in it are kept in
-memory. They say which columns and keys a table has at a place in the stream (schema/ddl.py).
+memory, but for those of tables that are gone. They say which columns and keys a table has at a place in the stream (schema/ddl.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class DdlLog:
     """Reads and writes the captured DDL of one warehouse."""
 
     def __init__(self, spark: SparkSession, warehouse: Warehouse) -> None:
+        self._warehouse = warehouse
         self._changelogs = changelogs_of(spark, warehouse)
         self._lsn = 0
         self._descriptions: Descriptions | None = None
@@ -55,18 +56,22 @@ class DdlLog:
     def descriptions(self) -> Descriptions:
         """What the messages up to now say about tables."""
         if self._descriptions is None:
-            self._descriptions = Descriptions()
-            state = self._changelogs.state(DDL)
+            found, state = Descriptions(), self._changelogs.state(DDL)
             if state is not None:
-                self._lsn = state.lsn
+                self._lsn, position = state.lsn, self._warehouse.source().position
+                done_lsn = 0 if position is None else position.lsn  # all tables have the changes up to there
                 rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "content")
-                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").collect():
-                    self._descriptions.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode()))
+                # Not all at a time: the messages of years may be gigabytes.
+                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").toLocalIterator():
+                    found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode()))
+                    found.forget_dropped(done_lsn)
+            self._descriptions = found
         return self._descriptions
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""
         descriptions = self.descriptions
+        descriptions.forget_dropped(segments[0].start_lsn)
         new = [each for each in found if each.end_lsn > self._lsn]
         if not new:
             return

@@ -132,12 +132,13 @@ class SchemaHistory:
         ``fields_of`` returns the changelog's columns for the columns of a relation; None for a relation that the changelog lacks.
         """
         self._published.begin_batch()
-        versions = {relation_id: list(known) for relation_id, known in self._load().items()}
+        before, versions = self._load(), dict[int, list[SchemaVersion]]()
         done_lsn = 0 if self._state is None else self._state.lsn
         uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
         rows = []
         for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
-            known = versions.setdefault(use.relation.relation_id, [])
+            relation_id = use.relation.relation_id
+            known = versions.setdefault(relation_id, list(before.get(relation_id, ())))
             is_new, facts = self._is_new(table, use, known)
             if is_new:
                 known.append(self._corrected(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts)))
@@ -147,7 +148,7 @@ class SchemaHistory:
             start = Position(segments[0].epoch, max(segments[0].start_lsn, done_lsn))
             table = pa.Table.from_pylist(rows, to_arrow_schema(HISTORY_SCHEMA, timezone="UTC"))
             self._changelogs.append(SCHEMA_HISTORY, table, HISTORY_SCHEMA, start, end)
-            self._state, self._versions = ChangelogState(HISTORY_SCHEMA, end.lsn), versions
+            self._state, self._versions = ChangelogState(HISTORY_SCHEMA, end.lsn), before | versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
         """Return the version that begins with ``use``, and the one before it; None if there are no such two versions."""

@@ -49,7 +49,9 @@ def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mappin
     is_chosen_anew = names.is_following not in (None, is_following)
     if len(finder.names.namings) == len(names.namings) and done_lsn <= names.done_lsn and not is_chosen_anew:
         return names
-    return Names(finder.names.namings, max(done_lsn, names.done_lsn), is_following=is_following)
+    found = finder.names if finder.names is not names else names.copy()
+    found.done_lsn, found.is_following = max(done_lsn, names.done_lsn), is_following
+    return found
 
 
 def told(before: Names, now: Names) -> list[str]:
@@ -73,7 +75,8 @@ class _Finder:
     """The names, and the newest OID in each home, as of a place that moves on."""
 
     def __init__(self, names: Names, newest: Mapping[Table, Version], *, is_following: bool) -> None:
-        self.names = Names(names.namings)
+        self.names = names
+        self._before = names
         self._is_following = is_following
         self._newest = newest
         self._relation_of = {home: version.relation_id for home, version in newest.items()}
@@ -81,12 +84,17 @@ class _Finder:
             version.relation_id: home for home, version in sorted(newest.items(), key=lambda item: (item[1].place, item[0]))
         }
 
+    def _add(self, naming: Naming) -> None:
+        if self.names is self._before:
+            self.names = self._before.copy()
+        self.names.add(naming)
+
     def see(self, place: Place, use: Use) -> None:
         """Take a description from the stream: the table has a home from here on."""
         relation_id = use.relation.relation_id
         home = self.names.home(relation_id, use.name, place)
         if home.number and not self.names.has(home):
-            self.names.add(Naming(place, relation_id, use.name, use.name, home))
+            self._add(Naming(place, relation_id, use.name, use.name, home))
         self._relation_of[home], self._home_of[relation_id] = relation_id, home
 
     def hear(self, place: Place, described: TableDescription) -> None:
@@ -106,8 +114,8 @@ class _Finder:
             self._home_of[relation_id] = holder  # a copy, or an older program, was there first: this name has its changes
             return
         if holder is not None and other is not None:
-            self.names.add(Naming(place, other, name, replace(name, number=other), holder))
-        self.names.add(Naming(place, relation_id, former, name, home))
+            self._add(Naming(place, other, name, replace(name, number=other), holder))
+        self._add(Naming(place, relation_id, former, name, home))
 
     def _hear_of_new(self, place: Place, relation_id: int, name: Table) -> None:
         """Take the description of a table without changes so far. If it has the name of a dropped table, it goes on in its home.
@@ -116,7 +124,7 @@ class _Finder:
         """
         holder = self.names.holder(name, place)
         if holder in self._relation_of and not self.names.is_called(relation_id, name):
-            self.names.add(Naming(place, relation_id, name, name, holder))
+            self._add(Naming(place, relation_id, name, name, holder))
 
     def _is_ahead(self, home: Table, place: Place) -> bool:
         """Tell whether a table has a copy from beyond a place. It has the name later in any case."""

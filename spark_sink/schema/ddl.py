@@ -14,7 +14,8 @@ that is asked later can't: it may have another column under the same name.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.ddl import message
@@ -185,23 +186,38 @@ class Descriptions:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._messages: list[tuple[Place, str]] = []
-        """The places and kinds of all messages."""
+        self._dropped: dict[int, int] = {}
+        """The dropped tables, by their OIDs, with the end LSN of the transaction that dropped them."""
+        self._places: list[Place] = []
+        self._kinds: list[str] = []
+        """The places and kinds of all messages, in order."""
         self._ends: list[Place] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
 
     def add(self, place: Place, said: DdlMessage) -> None:
         """Add a message. It stands before the change with the same place. Messages come in their order."""
-        self._messages.append((place, said.kind))
+        self._places.append(place)
+        self._kinds.append(intern(said.kind))
         for description in said.tables:
             known = self._known.setdefault(description.relation_id, _Known())
+            self._dropped.pop(description.relation_id, None)
+            if known.descriptions and known.descriptions[-1].columns == description.columns:
+                description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
             known.places.append(place)
             known.descriptions.append(description)
             known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
             for column in description.columns:
                 known.first.setdefault(column.facts.number, column.facts)
+        for relation_id in said.dropped.values():
+            self._dropped[relation_id] = place[0]
         if said.kind in _ENDS:
             self._ends.append(place)
+
+    def forget_dropped(self, until_lsn: int) -> None:
+        """Forget the tables that were dropped up to an LSN. Call this when nobody asks for places up to there any more."""
+        for relation_id in [each for each, lsn in self._dropped.items() if lsn <= until_lsn]:
+            del self._dropped[relation_id]
+            self._known.pop(relation_id, None)
 
     def facts(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of each column of a description from the stream that applies from ``place``; None if not captured."""
@@ -261,13 +277,12 @@ class Descriptions:
 
         A capture that begins says so. So one whose first message after ``start`` is another one was there already.
         """
-        before = [kind for place, kind in self._messages if place <= start]
-        after = [(place, kind) for place, kind in self._messages if place > start]
-        if any(kind in _ENDS for place, kind in after if place <= until):
+        first, ends = bisect_right(self._places, start), bisect_right(self._ends, start)
+        if bisect_right(self._ends, until) > ends:
             return False
-        if before:
-            return before[-1] not in _ENDS
-        return bool(after) and after[0][1] not in (_BEGIN, *_ENDS)
+        if first:
+            return self._kinds[first - 1] not in _ENDS
+        return bool(self._kinds) and self._kinds[0] not in (_BEGIN, *_ENDS)
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""

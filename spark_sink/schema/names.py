@@ -17,6 +17,7 @@ created under the name of a dropped table goes on in its home, as always.
 from __future__ import annotations
 
 from bisect import bisect_right
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,11 +76,21 @@ class Names:
         self.done_lsn = done_lsn
         self.is_following = is_following
         self._namings: list[Naming] = []
-        self._of_relation: dict[int, list[Naming]] = {}
-        self._of_home: dict[Table, list[Naming]] = {}
-        self._taken: dict[Table, list[Naming]] = {}
+        self._last_place: Place = (0, 0)
+        # A job may rename a table every night, for years. So a copy shares the values, which are never changed.
+        self._of_relation: dict[int, tuple[Naming, ...]] = {}
+        self._of_home: dict[Table, tuple[Naming, ...]] = {}
+        self._taken: dict[Table, tuple[Naming, ...]] = {}
+        self._held: dict[Table, tuple[Table, ...]] = {}
+        """For each name the homes of which it is the last name, in the order in which they got it."""
         for each in namings:
             self.add(each)
+
+    def copy(self) -> Names:
+        """Return another object with the same names."""
+        made = Names()
+        vars(made).update({name: copy(value) for name, value in vars(self).items()})
+        return made
 
     def to_json(self) -> dict[str, Any]:
         """Return the object for the file."""
@@ -99,10 +110,15 @@ class Names:
 
     def add(self, naming: Naming) -> None:
         """Add a naming. They come in their order."""
+        if self.has(naming.home):
+            before = self.name(naming.home)
+            self._held[before] = tuple(home for home in self._held[before] if home != naming.home)
+        self._held[naming.name] = (*self._held.get(naming.name, ()), naming.home)
+        self._last_place = max(self._last_place, naming.place)
         self._namings.append(naming)
-        for known, key in ((self._of_home, naming.home), (self._taken, naming.name)):
-            known.setdefault(key, []).append(naming)
-        self._of_relation.setdefault(naming.relation_id, []).append(naming)
+        self._of_home[naming.home] = (*self._of_home.get(naming.home, ()), naming)
+        self._taken[naming.name] = (*self._taken.get(naming.name, ()), naming)
+        self._of_relation[naming.relation_id] = (*self._of_relation.get(naming.relation_id, ()), naming)
 
     def home(self, relation_id: int, name: Table, place: Place = AFTER_ALL) -> Table:
         """Return the home of the changes that the stream describes with this OID and name at a place.
@@ -123,6 +139,9 @@ class Names:
 
     def holder(self, name: Table, place: Place = AFTER_ALL) -> Table | None:
         """Return the home of the table with this name; None if the home of this name belongs to a table that has another name."""
+        if place >= self._last_place:
+            held = self._held.get(name)
+            return held[-1] if held else (name if self.name(name) == name else None)
         for naming in reversed(self._taken.get(name, ())):
             if naming.place <= place and self.name(naming.home, place) == name:
                 return naming.home

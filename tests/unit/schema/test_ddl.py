@@ -135,6 +135,21 @@ def test_whether_the_ddl_between_two_places_was_captured(kinds: list[tuple[int, 
     assert found.covers((10, 0), (20, 0)) == expected
 
 
+def test_a_table_that_was_dropped_is_forgotten_when_its_changes_are_done() -> None:
+    found = Descriptions()
+    drop = [{"type": "table", "oid": 1, "schema": "public", "name": "t"}]
+    found.add((10, 0), message(described("id=1")))
+    found.add((20, 0), message(kind="drop", tag="DROP TABLE", dropped=drop))
+    found.forget_dropped(19)
+    assert found.facts(table("id"), (15, 0)) is not None
+    found.forget_dropped(20)
+    assert found.facts(table("id"), (15, 0)) is None
+    assert found.covers((5, 0), (25, 0))  # what the messages tell of the capture stays
+    found.add((30, 0), message(described("id=1")))  # PostgreSQL uses an OID again after four billions of others
+    found.forget_dropped(40)
+    assert found.facts(table("id"), (35, 0)) is not None
+
+
 def dropped(number: int, name: str) -> dict[str, object]:
     return {"type": "table column", "oid": 1, "number": number, "schema": "public", "name": "t", "column": name}
 
