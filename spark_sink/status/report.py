@@ -18,7 +18,7 @@ from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, epoch_directory, list_epochs, list_segments, log_end, removed_position
+from spark_sink.staging.log import Position, epoch_directory, read_chain, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
 from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
@@ -43,7 +43,7 @@ def describe(
     """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged."""
     now = time.time()
     known = _known(root)  # read it before the end of the log (account.py)
-    epochs, segments, end = list_epochs(root), list_segments(root), log_end(root)
+    epochs, segments, end = read_chain(root)
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     rows = [] if tables is None else tables.describe()
