@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for this m
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.units import count_from
 from spark_sink.commands.configured import ConfiguredCommand
-from spark_sink.commands.options import CONTEXT_SETTINGS, warehouse_options
+from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica.as_of import parse_at, read_as_of
 from spark_sink.warehouse.warehouse import Warehouse
@@ -57,6 +57,7 @@ Example:
     ),
 )
 @spark_options
+@verbose_option
 def command(
     *,
     warehouse: Path,
@@ -67,8 +68,10 @@ def command(
     jars: Path | None,
     master: str | None,
     confs: tuple[str, ...],
+    verbose: bool,
 ) -> None:
     """Print a table as it was at a time or an LSN, from its changelog: one JSON object for each row."""
+    log_to_stderr(verbose=verbose)
     at = parse_at(at_text)
     house = Warehouse.existing(warehouse)
     house.find(table)

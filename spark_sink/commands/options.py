@@ -259,6 +259,11 @@ class _Handler(logging.Handler):
         logs.show(self.format(record))
 
 
+def _is_from_py4j(record: logging.LogRecord) -> bool:
+    """Tell whether py4j has logged this. It logs errors, some with the root logger, and also raises them."""
+    return record.name.partition(".")[0] == "py4j" or "/py4j/" in record.pathname
+
+
 def log_to_stderr(*, verbose: bool) -> None:
     """Log to stderr: warnings and errors, or with ``verbose`` all messages."""
     handler = _Handler()
@@ -269,5 +274,5 @@ def log_to_stderr(*, verbose: bool) -> None:
     # PySpark also raises the errors that it logs. The message of such an error may have values of rows.
     for name in _QUERY_CONTEXTS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if not verbose:  # py4j logs errors with a traceback, although it also raises them
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    if not verbose:
+        handler.addFilter(lambda record: not _is_from_py4j(record))

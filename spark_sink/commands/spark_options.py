@@ -58,7 +58,10 @@ def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:
 def warehouse_session(
     warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str | None, confs: tuple[str, ...]
 ) -> Iterator[SparkSession]:
-    """Start a Spark session that reads the warehouse's format, and stop it at the end."""
+    """Start a Spark session that reads the warehouse's format, and stop it at the end.
+
+    If Spark's JVM ends meanwhile, the error that leaves the ``with`` says so.
+    """
     from spark_sink.spark import jvm, session
 
     with signals.kept():
@@ -69,5 +72,10 @@ def warehouse_session(
         with jvm.shown_on_error():
             session.check_reach(spark, warehouse.root)
             yield spark
+    except Exception as ex:
+        if jvm.has_ended(jvm.END_S):
+            raise session.ended_error() from ex
+        raise
     finally:
-        spark.stop()
+        if not jvm.has_ended(0):
+            spark.stop()

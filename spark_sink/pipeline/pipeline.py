@@ -44,7 +44,7 @@ from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, micro_batch, tidy
 from spark_sink.source.server import serve_segments
-from spark_sink.spark import session
+from spark_sink.spark import jvm, session
 from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.belonging import record_staging
@@ -292,7 +292,7 @@ class Pipeline:
     def _stop_query(self) -> None:
         self._stopping.set()
         query = self._query
-        if query is not None and not session.has_ended(self.spark, 0) and query.isActive:
+        if query is not None and not jvm.has_ended(0) and query.isActive:
             with self._batch_running:
                 # Otherwise Spark logs a long error, and runs the micro-batch again at the next start.
                 _wait_until(query, self._is_recorded)

@@ -74,8 +74,6 @@ _WATCH_AFTER_S = 5.0
 
 _LONGEST_END_S = 10.0
 """How long the JVM may take to end after a signal. systemd and timeout often send the signal to all our processes, also the JVM."""
-_END_S = 1.0
-"""How long to wait after the first error for an end of the JVM. If the JVM has ended, that is the cause of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,7 @@ class Runner(Background):
         try:
             yield self._spark
         finally:
-            if not session.has_ended(self._spark, 0):
+            if not jvm.has_ended(0):
                 self._spark.stop()
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
@@ -395,7 +393,7 @@ class Runner(Background):
     def _take_error(self, ex: BaseException) -> None:
         """Record the error that ended the run, unless the error is a result of the request to stop."""
         is_stopping = self._stopping.is_set()
-        has_spark_ended = self._spark is not None and session.has_ended(self._spark, _LONGEST_END_S if is_stopping else _END_S)
+        has_spark_ended = self._spark is not None and jvm.has_ended(_LONGEST_END_S if is_stopping else jvm.END_S)
         if self._published.is_interrupted:
             _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")
         elif is_stopping and has_spark_ended:

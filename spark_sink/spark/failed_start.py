@@ -73,13 +73,14 @@ def reason_in(lines: Sequence[str]) -> str | None:
 
 
 def failed_start(
-    ex: BaseException, settings: Mapping[str, str], given: Mapping[str, str], said: Sequence[str]
+    ex: BaseException, settings: Mapping[str, str], given: Mapping[str, str], said: Sequence[str] | None
 ) -> tuple[InitError, bool]:
     """Return the error to raise for an exception at the start of Spark, and whether it has the reason.
 
-    ``settings`` are those of the session, ``given`` those of ``--conf`` among them, and ``said`` has the lines that the JVM wrote.
+    ``settings`` are those of the session, ``given`` those of ``--conf`` among them, and ``said`` has the lines that the JVM wrote
+    before its end; None if it has not ended.
     """
-    reason = reason_in(said) if JVM_ENDED in str(ex) else reason_of(ex)
+    reason = reason_of(ex) if said is None else reason_in(said)
     hint = _hint(reason or "", settings["spark.master"], given)
     if reason is None:
         hint = f"did the system kill it, for lack of memory (dmesg)? Then give it more, and start again. If not: {hint}"

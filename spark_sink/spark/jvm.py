@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_sink.client import guard
 from spark_sink.spark.home import GATEWAY, without_zip
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-__all__ = ["at_start", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
+__all__ = ["END_S", "at_start", "has_ended", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
+
+END_S: Final = 1.0
+"""How long to wait after an error for an end of the JVM. If the JVM has ended, that is the cause of the error."""
 
 _output: JvmOutput | None = None
 
@@ -72,6 +76,20 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None) ->
         _output.close_writer()
     atexit.register(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def has_ended(timeout_s: float) -> bool:
+    """Wait until the JVM of this process has ended; return False if it still runs after ``timeout_s``, or if there is none."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - there is no other way to know it
+    try:
+        ended = process is not None and process.wait(timeout_s) is not None
+    except subprocess.TimeoutExpired:
+        return False
+    if ended and _output is not None:
+        _output.take()  # its last words come before our error
+    return ended
 
 
 def log_lost_connections(context: SparkContext) -> None:

@@ -45,7 +45,6 @@ __all__ = [
     "ended_error",
     "find_jars",
     "find_java",
-    "has_ended",
     "raised_of",
     "reason_of",
 ]
@@ -159,14 +158,15 @@ def build(
 
 def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str, str]) -> InitError:
     """Return the error to raise for an exception at the start of Spark. Shows what the JVM wrote if that may say more."""
-    if "spark.jars.packages" in settings and JVM_ENDED in str(ex):
+    has_ended = JVM_ENDED in str(ex) or jvm.has_ended(jvm.END_S)
+    if "spark.jars.packages" in settings and has_ended:
         jvm.show_held()
         return InitError(
             f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
             "could not be fetched",
             hint=_NO_DELTA_HINT,
         )
-    error, has_reason = failed_start(ex, settings, given, jvm.at_start())
+    error, has_reason = failed_start(ex, settings, given, jvm.at_start() if has_ended else None)
     if not has_reason:
         jvm.show_held()
     return error
@@ -451,20 +451,8 @@ def _jars(directory: Path) -> list[str]:
 
 
 def ended_error() -> CdcpipeError:
-    """Return the error to raise when Spark's JVM has ended."""
+    """Return the error to raise when Spark's JVM has ended while a command needed it."""
     return CdcpipeError(
-        "Spark's JVM has ended while the pipeline was running",
-        hint="start again; nothing is lost. If the system killed it for lack of memory, change --conf spark.driver.memory",
+        "Spark's JVM has ended while it was needed",
+        hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), change --conf spark.driver.memory",
     )
-
-
-def has_ended(spark: SparkSession, timeout_s: float) -> bool:
-    """Wait until Spark's JVM has ended; return False if it still runs after ``timeout_s``."""
-    process = spark.sparkContext._gateway.proc  # noqa: SLF001 - there is no other way to know it
-    try:
-        ended = process is not None and process.wait(timeout_s) is not None
-    except subprocess.TimeoutExpired:
-        return False
-    if (output := jvm.output()) is not None:
-        output.take()  # its last words come before our error
-    return ended

@@ -118,7 +118,7 @@ def test_killed_at_any_moment(database: postgres.Database, spark: Any, tmp_path:
         assert processes.kill(process.pid, "JVM") == 1
         errors = process.communicate(timeout=300)[1].decode()
         assert process.returncode == 7, errors
-        assert "error: Spark's JVM has ended while the pipeline was running" in errors
+        assert "error: Spark's JVM has ended while it was needed" in errors
         assert "this is a defect" not in errors
 
         process = subprocess.Popen(command(database, tmp_path), env=environment(), stderr=subprocess.PIPE)

@@ -85,6 +85,18 @@ def test_pyspark_does_not_print_what_it_raises(kind: str, verbose: bool, capsys:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("name", "file"), [("py4j.clientserver", "py4j/clientserver.py"), ("root", "py4j/java_gateway.py")])
+def test_py4j_does_not_print_what_it_raises(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It logs the loss of the JVM with the root logger."""
+    record = logging.LogRecord(name, logging.ERROR, f"/lib/{file}", 1, "Exception while sending command.", None, None)
+    log_to_stderr(verbose=False)
+    logging.getLogger(name).handle(record)
+    assert capsys.readouterr().err == ""
+    log_to_stderr(verbose=True)
+    logging.getLogger(name).handle(record)
+    assert "Exception while sending command." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", [["--log-format", "json"], ["--log-format=json"]])
 def test_mistakes_are_objects(option: list[str], tmp_path: Path, commands: ForkedCommands) -> None:
     file = tmp_path / "shop.toml"

@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    for module, name in ((session, "check"), (session, "check_reach"), (session, "has_ended"), (datasource, "register")):
+    for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))

@@ -44,7 +44,8 @@ Error: A fatal exception has occurred. Program will exit."""
 )
 def test_the_hint_names_the_option(raised: str, said: str, settings: dict[str, str], reason: str, hint: str) -> None:
     given = {key: value for key, value in settings.items() if key != "spark.master"}
-    error, has_reason = failed_start(RuntimeError(raised), {"spark.master": "local[2]"} | settings, given, said.splitlines())
+    lines = said.splitlines() if raised is ENDED else None
+    error, has_reason = failed_start(RuntimeError(raised), {"spark.master": "local[2]"} | settings, given, lines)
     assert error.message.startswith(f"Spark did not start: {reason}")
     assert hint in str(error.hint)
     assert "secret" not in str(error.hint)
@@ -79,7 +80,7 @@ def test_a_python_worker_that_was_killed_is_one_line_with_a_hint() -> None:
 
 def test_a_full_disk_and_a_home_of_another_spark_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def hint(reason: str) -> str:
-        return str(failed_start(RuntimeError(reason), {"spark.master": "local[2]"}, {}, [])[0].hint)
+        return str(failed_start(RuntimeError(reason), {"spark.master": "local[2]"}, {}, None)[0].hint)
 
     assert "make room; then start again; Spark's temporary files are in $TMPDIR" in hint("No space left on device")
     missing = "[Errno 2] No such file or directory: '/opt/spark/./bin/spark-submit'"
