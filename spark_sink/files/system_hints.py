@@ -14,7 +14,7 @@ from typing import Final
 
 from cdcpipe.limits import limit_hint
 
-__all__ = ["THEN", "WORKER_ENDED", "disk_hint_of", "hint_in", "hint_of"]
+__all__ = ["THEN", "WORKER_ENDED", "disk_hint_of", "hint_in", "hint_of", "is_full"]
 
 THEN: Final = "then start again"
 WORKER_ENDED: Final = "Python worker exited unexpectedly"
@@ -52,6 +52,11 @@ def hint_of(error: OSError) -> str | None:
 def disk_hint_of(error: OSError) -> str | None:
     """Return the hint for an error of a disk or a mount; None for any other one, such as a missing right."""
     return _HINTS[error.errno] if error.errno in _DISKS else None
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether a disk without room caused the error, in this process or in another one whose words the error repeats."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def hint_in(text: str) -> str | None:

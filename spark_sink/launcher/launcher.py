@@ -49,6 +49,7 @@ from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback
 from spark_sink.staging import account
 from spark_sink.staging.filler import Idle, SegmentFiller
 from spark_sink.staging.log import Position
+from spark_sink.staging.readers import remove_consumed
 from spark_sink.staging.writer import StagingWriter
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ class Launcher(Background):
         config = self.config
         policy = RestartPolicy(random.random, reconnect_s=config.reconnect_s)
         with contextlib.ExitStack() as stack:
-            writer = stack.enter_context(StagingWriter(config.staging, slot=config.slot, hook=config.hook))
+            writer = stack.enter_context(
+                StagingWriter(config.staging, slot=config.slot, retention=config.retention, hook=config.hook)
+            )
             opening = Opening(
                 config,
                 writer,
@@ -178,6 +181,8 @@ class Launcher(Background):
             prepared = opening.open()
             if prepared is None:
                 return
+            # Only now: the opening counts changes in segments if the server has gone back.
+            remove_consumed(config.staging, config.retention)
             self._note(position=opening.position)
             self.prepared = prepared
             self._ready.set()

@@ -8,8 +8,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from cdcpipe.threads import Worker
-from spark_sink.files.system_hints import hint_of
-from spark_sink.staging.log import StagingError
 from spark_sink.staging.readers import Retention, remove_consumed
 from spark_sink.staging.writer import StagingWriter
 
@@ -128,11 +126,7 @@ class Sealer:
         now = time.monotonic()
         if now - self._removed_at >= _REMOVE_INTERVAL_S:
             self._removed_at = now
-            try:
-                remove_consumed(self._writer.root, self._retention)
-            except OSError as ex:
-                msg = f"cannot remove segments that all readers have read: {ex}"
-                raise StagingError(msg, hint=hint_of(ex)) from ex
+            remove_consumed(self._writer.root, self._retention)
 
 
 def _build_index(segment: Segment, sealing: Sealing) -> None:

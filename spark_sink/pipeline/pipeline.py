@@ -298,6 +298,8 @@ class Pipeline:
                 _wait_until(query, self._is_recorded)
             # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
             query.stop()
+            if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
+                register_reader(self.staging, READER, micro_batch(self.checkpoint, self._batch_id)[1], self.warehouse.name)
         self._serving.close()
 
     def _is_recorded(self) -> bool:

@@ -32,6 +32,7 @@ from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
 from spark_sink.files.local import check_usable
 from spark_sink.files.places import is_local
+from spark_sink.files.system_hints import is_full
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.at_rest import Rest
 from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
@@ -371,8 +372,13 @@ class Runner(Background):
         return healer
 
     def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
-        """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log."""
+        """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log.
+
+        If the launcher's disk is full, the tables take the whole log before this raises the launcher's error. So the next launcher
+        can remove segments.
+        """
         launcher, tables = self.launcher, 0
+        is_told = False
         recorder = history.Recorder(self.config.launcher.staging, time.monotonic())
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
             recorder.tick(time.monotonic(), time.time(), lambda: _counts(launcher.progress, pipeline.progress, self._lag(pipeline)))
@@ -381,9 +387,16 @@ class Runner(Background):
             if pipeline.progress.tables > tables:
                 tables = pipeline.progress.tables
                 healer.look_soon()
+            if not launcher.has_ended:
+                continue
             # With available_now the launcher ends by itself, and the log is complete then.
-            if launcher.has_ended and launcher.wait() and self._has_all(pipeline):
-                return
+            if launcher.error is None or not is_full(launcher.error) or self._has_all(pipeline):
+                launcher.wait()  # raises the error that ended it
+                if self._has_all(pipeline):
+                    return
+            elif not is_told:
+                is_told = True
+                _logger.warning("%s; the tables take what is in the log before run ends", launcher.error)
 
     def _has_all(self, pipeline: Pipeline) -> bool:
         """Tell whether the changelogs have all changes of the log."""

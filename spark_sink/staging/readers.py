@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_sink.files import clock
 from spark_sink.files.local import fsync_directory, read_json, write_json
+from spark_sink.files.system_hints import hint_of
 from spark_sink.staging.log import (
     Position,
     Segment,
@@ -104,9 +105,16 @@ def remove_consumed(root: Path | str, retention: Retention | None = None) -> lis
 
     It keeps the segments that ``retention`` protects, and the last segment, which marks the end of the log. It keeps a segment
     that a reader has read only in part. An older epoch is deleted with its last segment. After a crash, the next call completes
-    the work.
+    the work. Raises StagingError if the file system refuses it.
     """
-    root = Path(root)
+    try:
+        return _remove_consumed(Path(root), retention)
+    except OSError as ex:
+        msg = f"cannot remove segments that all readers have read: {ex}"
+        raise StagingError(msg, hint=hint_of(ex)) from ex
+
+
+def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
     readers = read_readers(root)
     if not readers:
         return []
@@ -116,6 +124,8 @@ def remove_consumed(root: Path | str, retention: Retention | None = None) -> lis
     if retention is not None:
         consumed = consumed[: retention.first_to_keep(root, consumed)]
     if consumed:
+        for segment in consumed:  # anyone may delete an index; on a full disk this makes the room for the next file
+            segment.index_path.unlink(missing_ok=True)
         write_json(root / "removed.json", {"position": str(consumed[-1].end)})
     removed = removed_position(root)
     if removed is None or not epochs:

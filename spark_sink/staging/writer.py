@@ -29,7 +29,7 @@ import numpy as np
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, named, write_json
-from spark_sink.files.system_hints import THEN, hint_of
+from spark_sink.files.system_hints import THEN, hint_of, is_full
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock, make_root, try_file_system
@@ -48,6 +48,7 @@ from spark_sink.staging.log import (
     remove_epoch,
     segment_name,
 )
+from spark_sink.staging.readers import remove_consumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spark_sink.staging.filler import Operation
+    from spark_sink.staging.readers import Retention
 
     Array = NDArray[Any]
 
@@ -134,8 +136,18 @@ class StagingWriter:
     cuts.
     """
 
-    def __init__(self, root: Path | str, *, slot: str, hook: Callable[[Failpoint], None] | None = None) -> None:
-        """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails."""
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        slot: str,
+        retention: Retention | None = None,
+        hook: Callable[[Failpoint], None] | None = None,
+    ) -> None:
+        """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails.
+
+        If the disk is full, make room first: remove segments that all readers have read, except those that ``retention`` keeps.
+        """
         self.root = Path(root)
         self._hook = hook
         self._failure: str | None = None
@@ -151,8 +163,13 @@ class StagingWriter:
         make_root(self.root)
         self._lock_fd = lock(self.root)
         try:
-            try_file_system(self.root)
             self._check_slot(slot)
+            try:
+                try_file_system(self.root)
+            except StagingError as ex:
+                if not is_full(ex) or not remove_consumed(self.root, retention):
+                    raise
+                try_file_system(self.root)
             self._check_log()
         except BaseException:
             os.close(self._lock_fd)

@@ -14,7 +14,7 @@ import spark_sink
 from cdcpipe.errors import CdcpipeError, GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.staging.log import log_end
-from spark_sink.staging.readers import register_reader, remove_consumed
+from spark_sink.staging.readers import Retention, register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse import gaps
@@ -197,13 +197,14 @@ def test_an_older_copy_of_the_staging_directory(shop: Shop) -> None:
 
 def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     """While the log has the segments, the tables catch up. Later the message says which of the two is old."""
+    kept = Retention(size=1 << 30)  # otherwise each start removes what the tables have
     copy = shutil.copytree(shop.warehouse, shop.warehouse.with_name("copy"))
     for number in (30, 31):
         shop.execute(f"insert into kept values ({number}, 'after the copy')")
-        shop.run()
+        shop.run(retention=kept)
     shutil.rmtree(shop.warehouse)
     shutil.copytree(copy, shop.warehouse)
-    shop.run()
+    shop.run(retention=kept)
     shop.check()
     end = log_end(shop.staging)
     assert end is not None

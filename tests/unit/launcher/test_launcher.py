@@ -26,11 +26,12 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.publishing import NewPublication
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client import process
+from spark_sink.files.local import write_json
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import opening, sealer, streamer
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import account
+from spark_sink.staging import account, lock
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs, list_segments, log_end
@@ -403,6 +404,43 @@ def test_segments_that_all_readers_have_are_removed(fake: Callable[..., Fake], m
     landed = made.landed()
     assert landed == WORK[-len(landed) :]
     assert landed[0].end_lsn >= WORK[29].end_lsn
+
+
+def test_the_start_removes_what_the_readers_have_got_meanwhile(fake: Callable[..., Fake]):
+    made = fake()
+    made.run()
+    segments = list_segments(made.staging)
+    assert len(segments) > 2
+    register_reader(made.staging, "r", segments[-1].end)
+    made.run()  # it brings nothing new, so nothing is sealed
+    assert [segment.end_lsn for segment in list_segments(made.staging)] == [segments[-1].end_lsn]
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_a_full_disk_has_room_again_if_a_reader_has_segments(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, has_reader: bool
+):
+    """Not even the trial at the start finds room, until a segment is removed."""
+    made = fake(WORK[:30])
+    made.run()
+    first, *_, last = list_segments(made.staging)
+    if has_reader:
+        register_reader(made.staging, "r", last.end)
+
+    def write(path: Path, value: dict[str, object]) -> None:
+        if first.path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_json(path, value)
+
+    monkeypatch.setattr(lock, "write_json", write)
+    made.set_transactions(WORK)
+    if has_reader:
+        made.run()
+        assert log_end(made.staging) == (2, WORK[-1].end_lsn)
+    else:
+        with pytest.raises(StagingError, match=os.strerror(errno.ENOSPC)):
+            made.run()
+        assert first.path.exists()
 
 
 def test_status(fake: Callable[..., Fake]):

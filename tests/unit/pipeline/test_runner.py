@@ -1,6 +1,8 @@
 """`RunConfig` and `Runner` without Spark and without a server: refusals, and the configuration from the command line's options."""
 
+import errno
 import fcntl
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -12,13 +14,17 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Progress
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
+from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
+from spark_sink.staging.log import Position, StagingError
+from support.staged import make_epoch
 
 OPTIONS = """--format parquet --types native --mask a.b.c=null --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
     --trigger-interval 2 --replica-interval 3 --dropped-columns drop --renamed apart --snapshot never --snapshot-chunk-size 1MiB
@@ -161,3 +167,50 @@ def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.Mon
     noted = last_error.read(tmp_path / "staging")
     assert noted is not None
     assert (noted["command"], noted["message"]) == ("run", "unexpected FileNotFoundError")
+
+
+class Ended:
+    """A launcher that has ended with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.has_ended, self.progress = error, True, Progress()
+
+    def wait(self) -> bool:
+        raise self.error
+
+
+class Slow:
+    """A pipeline that gets one segment further each time that somebody waits for it."""
+
+    def __init__(self, ends: list[Position]) -> None:
+        self._ends, self.waits = ends, 0
+
+    @property
+    def progress(self) -> PipelineProgress:
+        return PipelineProgress(self._ends[min(self.waits, len(self._ends) - 1)])
+
+    def wait(self, _timeout_s: float) -> bool:
+        self.waits += 1
+        return False
+
+
+@pytest.mark.parametrize(
+    ("error", "is_waiting"),
+    [
+        (StagingError(f"cannot write x: {os.strerror(errno.ENOSPC)}"), True),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True),
+        (StagingError("x is damaged"), False),
+        (InitError("the server refuses"), False),
+    ],
+)
+def test_a_full_disk_lets_the_tables_take_the_log_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, is_waiting: bool
+) -> None:
+    make_epoch(tmp_path / "staging", 1, 0x100, (0x100, 0x200), (0x200, 0x300), (0x300, 0x400))
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    pipeline = Slow([Position(1, lsn) for lsn in (0x100, 0x200, 0x300, 0x400)])
+    monkeypatch.setattr(made, "launcher", Ended(error))
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        made._follow(None, pipeline, None)
+    assert pipeline.waits == (3 if is_waiting else 1)
+    assert len(caplog.records) == is_waiting

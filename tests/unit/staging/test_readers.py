@@ -1,11 +1,14 @@
 """Readers of the staging log: their positions, and which segments may be removed."""
 
+import errno
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from spark_sink.files.local import write_json
+from spark_sink.staging import readers
 from spark_sink.staging.log import Position, StagingError, list_segments, log_end
 from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
 from support.staged import make_epoch, ranges
@@ -56,6 +59,35 @@ def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path, behind_s: 
     assert removed(Retention(size=29)) == [0x400]
     assert removed(Retention(seconds=4 * 3600, size=10)) == []
     assert removed(Retention()) == [0x500, 0x600]
+
+
+def test_on_a_full_disk_the_indexes_make_room_for_the_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    index = list_segments(tmp_path)[0].index_path
+    index.write_bytes(b"x")
+    register_reader(tmp_path, "r", Position(1, 0x300))
+
+    def write(path: Path, value: dict[str, object]) -> None:
+        if index.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_json(path, value)
+
+    monkeypatch.setattr(readers, "write_json", write)
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200]
+
+
+def test_a_removal_that_the_file_system_refuses_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    register_reader(tmp_path, "r", Position(1, 0x300))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(readers, "write_json", refuse)
+    with pytest.raises(StagingError, match="cannot remove segments") as caught:
+        remove_consumed(tmp_path)
+    assert "mounted read-only" in (caught.value.hint or "")
+    assert len(list_segments(tmp_path)) == 2
 
 
 def test_a_removal_that_was_cut_short_is_no_gap(tmp_path: Path):
