@@ -56,7 +56,10 @@ _OF_REFUSAL = [
     for refusal, hint in (
         (
             "password authentication failed",
-            "check the password (PGPASSWORD, or the password file: PGPASSFILE, ~/.pgpass), and the user (-U, PGUSER)",
+            (
+                "check the password (PGPASSWORD, or the password file: PGPASSFILE, ~/.pgpass), whether it has expired"
+                " (VALID UNTIL), and the user (-U, PGUSER)"
+            ),
         ),
         ("password", HINTS[sqlstate.INVALID_PASSWORD]),
         ("too many connections for role", "raise the role's limit: ALTER ROLE name CONNECTION LIMIT …"),

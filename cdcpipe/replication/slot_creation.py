@@ -149,6 +149,9 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
             hint="pgoutput is always there: leave -P out, and name a publication (--publication NAME); -J and -j render wal2json's"
             " records from it",
         )
-    is_too_old = ex.sqlstate == sqlstate.FEATURE_NOT_SUPPORTED and new.is_on_standby
-    advice = "logical slots on a standby take PostgreSQL 16 or newer: connect to the primary" if is_too_old else None
+    advice = None
+    if new.is_on_standby and ex.sqlstate == sqlstate.FEATURE_NOT_SUPPORTED:
+        advice = "logical slots on a standby take PostgreSQL 16 or newer: connect to the primary"
+    elif new.is_on_standby and ex.sqlstate == sqlstate.NOT_IN_PREREQUISITE_STATE and "wal_level" in ex.message:
+        advice = "on the primary: ALTER SYSTEM SET wal_level = logical, and restart it; the standby follows within seconds"
     return InitError(f"replication slot {new.name!r} could not be created: {ex.message}", hint=ex.hint or advice)

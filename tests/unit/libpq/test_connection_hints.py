@@ -72,6 +72,7 @@ def test_a_server_that_does_not_listen_is_no_wrong_argument() -> None:
 
 REFUSALS = [
     ('password authentication failed for user "u"', "check the password"),
+    ('password authentication failed for user "u"', "VALID UNTIL"),
     ('too many connections for role "u"', "ALTER ROLE name CONNECTION LIMIT"),
     ('too many connections for database "d"', "ALTER DATABASE name CONNECTION LIMIT"),
     ("sorry, too many clients already", "max_connections"),
