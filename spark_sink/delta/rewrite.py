@@ -2,7 +2,8 @@
 
 It searches the keys in the files whose least and greatest values allow them. Removed rows are marked in deletion vectors, if the
 table has them; otherwise each file that loses rows is written anew without them. Added rows go to a new file. A small file that
-loses rows is rewritten together with the new file, so that small files do not pile up.
+loses rows is rewritten together with the new file, so that small files do not pile up. Large changes come in parts, one range of
+keys after the other, and each part gets a file of its own.
 
 If a table or a file has a feature that this module does not support, it raises UnsupportedError. Nothing changes before
 `Rewrite.commit`.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import WrittenFile
 
     _Rows: TypeAlias = dict[str, pa.Array]
+    _Marked: TypeAlias = tuple[Mapping[str, Any], Flags]
 
 __all__ = ["Found", "Rewrite"]
 
@@ -91,6 +93,10 @@ class Rewrite:
         self._fields = fields_of(table.physical, table.schema.names)
         self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
         self._has_vectors = table.properties.get("delta.enableDeletionVectors") == "true"
+        self._left: dict[str, Flags] = {}
+        """For each file that loses rows, by its path, which rows it keeps."""
+        self._written: list[WrittenFile] = []
+        self._writer = _Writer(table)
 
     @classmethod
     def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
@@ -160,36 +166,48 @@ class Rewrite:
         """Return the values of some rows of a file in a column."""
         return read_columns(self._table.path, file, {name: self._fields[name]}, Budget(_MOST_BYTES))[name].take(pa.array(rows))
 
-    def commit(self, new: Mapping[str, pa.Array], found: Sequence[Found], mark: Mark) -> None:
-        """Add new rows, remove the found rows, and record the mark, in one commit.
+    def add(self, new: Mapping[str, pa.Array], found: Sequence[Found]) -> Self:
+        """Write new rows into a file, and remember the found rows, which `commit` removes. Large changes come in several calls."""
+        for each in found:
+            if len(each.rows):
+                path, left = each.file["path"], each.left()
+                self._left[path] = left & self._left[path] if path in self._left else left
+        self._written += self._writer.close()
+        self._writer = _Writer(self._table)
+        self._writer.add(new)
+        return self
+
+    def discard(self) -> None:
+        """Remove the files that `add` has written. They are no part of the table before `commit`."""
+        self._writer.discard()
+        places.remove_files(self._table.path, [file.name for file in self._written])
+
+    def commit(self, mark: Mark) -> None:
+        """Add the new rows, remove the found rows, and record the mark, in one commit.
 
         Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
-        writer = _Writer(self._table)
         copied, replaced, marked = [], [], []
         small = {file["path"] for file in self._files if self._is_small(file)}
-        by_path = {each.file["path"]: each for each in found if len(each.rows)}
         for file in self._files:
-            each = by_path.get(file["path"])
-            if file["path"] in small and (each is not None or len(small) > _MOST_SMALL_FILES):
-                copied.append((file, each))
+            left = self._left.get(file["path"])
+            if file["path"] in small and (left is not None or len(small) > _MOST_SMALL_FILES):
+                copied.append((file, left))
                 replaced.append(Replaced(file))
-            elif each is not None:
-                if each.left().any():
-                    marked.append(each)
+            elif left is not None:
+                if left.any():
+                    marked.append((file, left))
                 else:
                     replaced.append(Replaced(file))
         if self._has_vectors:
             replaced += self._with_vectors(marked)
-            written = []
         else:
-            written = self._written_anew(marked)
-            replaced += [Replaced(each.file) for each in marked]
-        writer.add(new)
-        for file, each in copied:
-            self._copy_left(file, each, writer)
-        written += writer.close()
-        file_table.commit(self._table, written, mark, replaced=replaced)
+            self._written += self._written_anew(marked)
+            replaced += [Replaced(file) for file, _ in marked]
+        for file, left in copied:
+            self._copy_left(file, left, self._writer)
+        self._written += self._writer.close()
+        file_table.commit(self._table, self._written, mark, replaced=replaced)
 
     def fill(self, constants: Mapping[str, pa.Scalar], copies: Mapping[str, str], mark: Mark) -> None:
         """Give all rows values in some columns, in one commit, which does not record the mark. Each file is written anew.
@@ -219,29 +237,30 @@ class Rewrite:
         return has_few_bytes and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
 
     def _copy_left(
-        self, file: Mapping[str, Any], found: Found | None, writer: _Writer, changed: Callable[[_Rows], _Rows] = lambda rows: rows
+        self, file: Mapping[str, Any], left: Flags | None, writer: _Writer, changed: Callable[[_Rows], _Rows] = lambda rows: rows
     ) -> None:
-        """Copy the rows that a file keeps, as ``changed`` returns all its rows."""
+        """Copy the rows that a file keeps, as ``changed`` returns all its rows. ``left`` is None if it keeps all."""
         rows = read_columns(self._table.path, file, self._fields)
-        left = present_rows(self._table.path, file, len(next(iter(rows.values())))) if found is None else found.left()
+        if left is None:
+            left = present_rows(self._table.path, file, len(next(iter(rows.values()))))
         writer.add({name: values.filter(pa.array(left)) for name, values in changed(rows).items()})
 
-    def _with_vectors(self, marked: Sequence[Found]) -> list[Replaced]:
+    def _with_vectors(self, marked: Sequence[_Marked]) -> list[Replaced]:
         """Write deletion vectors for files that lose some of their rows."""
         if not marked:
             return []
-        vectors = deletion_vector.write(self._table.path, [np.flatnonzero(~each.left()) for each in marked])
-        return [Replaced(each.file, vector) for each, vector in zip(marked, vectors, strict=True)]
+        vectors = deletion_vector.write(self._table.path, [np.flatnonzero(~left) for _, left in marked])
+        return [Replaced(file, vector) for (file, _), vector in zip(marked, vectors, strict=True)]
 
-    def _written_anew(self, marked: Sequence[Found]) -> list[WrittenFile]:
+    def _written_anew(self, marked: Sequence[_Marked]) -> list[WrittenFile]:
         """Write the rows that larger files keep, each file on its own: so the files keep their ranges of keys."""
-        sizes = [uncompressed_bytes(self._table.path, each.file) for each in marked]
+        sizes = [uncompressed_bytes(self._table.path, file) for file, _ in marked]
         if max(sizes, default=0) > _MOST_BYTES or sum(sizes) > _MOST_REWRITTEN_BYTES:
             raise UnsupportedError("many bytes to write anew")
         written = []
-        for each in marked:
+        for file, left in marked:
             writer = _Writer(self._table)
-            self._copy_left(each.file, each, writer)
+            self._copy_left(file, left, writer)
             written += writer.close()
         return written
 
@@ -253,7 +272,7 @@ def _has_between(ordered: pa.Array, least: Any, greatest: Any) -> bool:
 
 
 class _Writer:
-    """Writes the new file of a rewrite, if there are rows for it."""
+    """Writes a new file of a rewrite, if there are rows for it."""
 
     def __init__(self, table: FileTable) -> None:
         self._directory = places.name(table.path)
@@ -269,3 +288,7 @@ class _Writer:
 
     def close(self) -> list[WrittenFile]:
         return [] if self._writer is None else [self._writer.close()]
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.discard()

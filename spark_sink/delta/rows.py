@@ -20,7 +20,7 @@ from spark_sink.files import places
 from spark_sink.files.parquet import fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow.parquet as pq
@@ -33,9 +33,11 @@ __all__ = [
     "UnsupportedError",
     "fields_of",
     "files_between",
+    "joined",
     "present_rows",
     "read_between",
     "read_columns",
+    "read_where",
     "statistics",
     "uncompressed_bytes",
 ]
@@ -58,9 +60,8 @@ class Budget:
         self._left = size
         self._lock = threading.Lock()
 
-    def take(self, opened: pq.ParquetFile) -> None:
-        """Take off the bytes of a file. Raises UnsupportedError if that many are not left."""
-        size = _uncompressed_bytes(opened)
+    def take(self, size: int) -> None:
+        """Take off some bytes. Raises UnsupportedError if that many are not left."""
         with self._lock:
             if size > self._left:
                 raise UnsupportedError("many bytes to read")
@@ -84,17 +85,28 @@ def read_columns(
     """
     with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
         if budget is not None:
-            budget.take(opened)
-        present = {field.name: field.type for field in opened.schema_arrow}
-        paths = []
-        for field in fields.values():
-            if not pa.types.is_struct(field.type):
-                paths.append(field.name)
-            elif field.name not in present or not {child.name for child in field.type} <= {c.name for c in present[field.name]}:
-                raise UnsupportedError("a file from before a column of the key")
-            else:
-                paths += [f"{field.name}.{child.name}" for child in field.type]
-        rows, count = opened.read(columns=paths), opened.metadata.num_rows
+            budget.take(_uncompressed_bytes(opened))
+        rows, count = opened.read(columns=_paths(opened, fields)), opened.metadata.num_rows
+    return _fitted(rows, fields, count)
+
+
+def _paths(opened: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> list[str]:
+    """Return what to read for the columns, without those that the file lacks."""
+    present = {field.name: field.type for field in opened.schema_arrow}
+    paths = []
+    for field in fields.values():
+        if not pa.types.is_struct(field.type):
+            paths += [field.name] if field.name in present else []
+        elif field.name not in present or not {child.name for child in field.type} <= {c.name for c in present[field.name]}:
+            raise UnsupportedError("a file from before a column of the key")
+        else:
+            paths += [f"{field.name}.{child.name}" for child in field.type]
+    return paths
+
+
+def _fitted(rows: pa.Table, fields: Mapping[str, pa.Field], count: int) -> dict[str, pa.Array]:
+    """Return the columns of ``count`` rows in the types of the table."""
+    present = set(rows.column_names)
     return {
         name: _column(rows[field.name].combine_chunks(), field.type) if field.name in present else pa.nulls(count, field.type)
         for name, field in fields.items()
@@ -166,3 +178,38 @@ def read_between(
     number = rows[name].to_numpy()
     wanted = (number > after) & (number <= until) & present_rows(directory, file, len(number))
     return rows if wanted.all() else {each: values.filter(pa.array(wanted)) for each, values in rows.items()}
+
+
+def read_where(
+    directory: Path,
+    file: Mapping[str, Any],
+    fields: Mapping[str, pa.Field],
+    names: Collection[str],
+    is_wanted: Callable[[dict[str, pa.Array]], Flags],
+    budget: Budget,
+) -> dict[str, pa.Array]:
+    """Read the rows of a file that are part of the table and for which ``is_wanted``, given the columns ``names``, returns True.
+
+    This reads one row group at a time, and of the other columns only those of row groups with wanted rows. So a large file needs no
+    more memory than its wanted rows, whose bytes in memory the ``budget`` counts. Raises UnsupportedError as `read_columns` does.
+    """
+    parts, first = [], 0
+    tested = {name: fields[name] for name in names}
+    others = {name: field for name, field in fields.items() if name not in tested}
+    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        present = present_rows(directory, file, opened.metadata.num_rows)
+        for number in range(opened.metadata.num_row_groups):
+            count = opened.metadata.row_group(number).num_rows
+            rows = _fitted(opened.read_row_group(number, _paths(opened, tested)), tested, count)
+            wanted = is_wanted(rows) & present[first : first + count]
+            first += count
+            if wanted.any():
+                rows |= _fitted(opened.read_row_group(number, _paths(opened, others)), others, count)
+                parts.append({name: values.filter(pa.array(wanted)) for name, values in rows.items()})
+                budget.take(sum(values.nbytes for values in parts[-1].values()))
+    return {name: joined([part[name] for part in parts], field.type) for name, field in fields.items()}
+
+
+def joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    """Return the values of several arrays of a type, in one array."""
+    return pa.concat_arrays(arrays) if arrays else pa.nulls(0, kind)

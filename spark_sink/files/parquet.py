@@ -125,6 +125,13 @@ class FileWriter:
             self._writer.is_open = False
             raise
 
+    def discard(self) -> None:
+        """Give up the file. In a file system, this removes what was written of it."""
+        if self._writer is not None:
+            self._writer.is_open = False  # otherwise pyarrow ends the file at garbage collection
+        if places.is_local(self._path):
+            self._path.unlink(missing_ok=True)
+
     def close(self) -> WrittenFile:
         """End the file, make its contents durable, and return its statistics."""
         if self._writer is None:

@@ -26,7 +26,7 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Source, add, append, comparable, schema_of
+from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, Ordinary, add, append, comparable, schema_of
 
 pytestmark = pytest.mark.spark
 
@@ -71,15 +71,6 @@ def house(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
     monkeypatch.setattr(merge, "merge_without_spark", listened)
     return House(spark, made, said)
-
-
-class Ordinary(Source):
-    """A source whose changes are merged without Spark: an update that changes a key sends all columns."""
-
-    def update(self, key: int, to: int | None = None) -> None:
-        if to is not None:
-            self.rows[key] = (*self.rows[key][:3], None, None)  # none is large, so none is left out
-        super().update(key, to)
 
 
 def filled(house: House, seed: int, keys: int) -> Ordinary:

@@ -12,8 +12,9 @@ from spark_sink.delta import file_table, rewrite
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.delta.rewrite import Rewrite
-from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, present_rows, read_between, read_columns
+from spark_sink.delta.rows import UnsupportedError, fields_of, files_between, read_between
 from spark_sink.staging.log import Position
+from support.delta_tables import rows_of
 
 COLUMNS = StructType([StructField("shelf", StringType()), StructField("id", LongType()), StructField("title", StringType())])
 KEY = ("id", "shelf")
@@ -30,21 +31,10 @@ def keys(*values: tuple[int, str]) -> pa.Table:
     return pa.table({"k0": pa.array([each[0] for each in values], pa.int64()), "k1": pa.array([each[1] for each in values])})
 
 
-def rows(path: Path) -> list[tuple[Any, ...]]:
-    log, found = TableLog(path).refresh(), []
-    table = file_table.of_log(log)
-    fields = fields_of(table.physical, table.schema.names)
-    for file in log.files:
-        columns = [values.to_pylist() for values in read_columns(path, file, fields).values()]
-        present = present_rows(path, file, len(columns[0]))
-        found += [row for row, is_there in zip(zip(*columns, strict=True), present, strict=True) if is_there]
-    return sorted(found)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = Rewrite.new(tmp_path / "books", KEY, COLUMNS, PROPERTIES)
-    made.commit(arrays(BOOKS), [], Position(1, 10))
+    made.add(arrays(BOOKS), []).commit(Position(1, 10))
     return tmp_path / "books"
 
 
@@ -60,8 +50,8 @@ def test_rows_are_replaced_by_key(path: Path, monkeypatch: pytest.MonkeyPatch, s
     (file,) = found
     assert dict(zip(file.keys.tolist(), file.rows.tolist(), strict=True)) == {0: 1, 3: 4}
     assert table.values(file.file, "title", file.rows[file.keys == 3]).to_pylist() == ["book 4"]
-    table.commit(arrays([("a", 1, "new")]), found, Position(1, 20))
-    assert rows(path) == [("a", 0, "book 0"), ("a", 1, "new"), ("a", 2, "book 2"), ("a", 3, "book 3"), ("a", 5, "book 5")]
+    table.add(arrays([("a", 1, "new")]), found).commit(Position(1, 20))
+    assert rows_of(path) == [("a", 0, "book 0"), ("a", 1, "new"), ("a", 2, "book 2"), ("a", 3, "book 3"), ("a", 5, "book 5")]
     log = TableLog(path).refresh()
     assert log.lsn == 20
     assert any("deletionVector" in each for each in log.files) == (small_bytes == 0)
@@ -70,8 +60,8 @@ def test_rows_are_replaced_by_key(path: Path, monkeypatch: pytest.MonkeyPatch, s
     table = again(path)
     found = table.find(keys((1, "a"), (4, "a"), *((number, "a") for number in (0, 2, 3, 5))))
     assert sum(len(each.rows) for each in found) == 5
-    table.commit(arrays([]), found, Position(1, 30))
-    assert (rows(path), list(TableLog(path).refresh().files)) == ([], [])
+    table.add(arrays([]), found).commit(Position(1, 30))
+    assert (rows_of(path), list(TableLog(path).refresh().files)) == ([], [])
 
 
 @pytest.mark.parametrize(("most_values", "has_vector"), [(len(BOOKS) * len(COLUMNS), True), (len(BOOKS) * len(COLUMNS) + 1, False)])
@@ -80,14 +70,14 @@ def test_a_file_with_few_bytes_and_many_values_is_not_written_anew(
 ) -> None:
     monkeypatch.setattr(rewrite, "_SMALL_VALUES", most_values)
     table = again(path)
-    table.commit(arrays([("a", 1, "new")]), table.find(keys((1, "a"))), Position(1, 20))
-    assert rows(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[2:]]
+    table.add(arrays([("a", 1, "new")]), table.find(keys((1, "a")))).commit(Position(1, 20))
+    assert rows_of(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[2:]]
     assert any("deletionVector" in file for file in TableLog(path).refresh().files) == has_vector
 
 
 def test_files_without_the_keys_are_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
-    again(path).commit(arrays([("a", number, "far") for number in range(100, 103)]), [], Position(1, 20))
+    again(path).add(arrays([("a", number, "far") for number in range(100, 103)]), []).commit(Position(1, 20))
     found = again(path).find(keys((101, "a")))
     assert [each.rows.tolist() for each in found] == [[1]]
     log = TableLog(path).refresh()
@@ -100,8 +90,8 @@ def test_another_commit_meanwhile_is_an_error(path: Path) -> None:
     table = again(path)
     commit_path(path, 1).write_text(json.dumps({"commitInfo": {}}) + "\n")
     with pytest.raises(ChangedError):
-        table.commit(arrays([]), table.find(keys((1, "a"))), Position(1, 20))
-    assert rows(path) == BOOKS
+        table.add(arrays([]), table.find(keys((1, "a")))).commit(Position(1, 20))
+    assert rows_of(path) == BOOKS
 
 
 CHANGE_DATA_FEED = PROPERTIES | {"delta.enableChangeDataFeed": "true"}
@@ -118,12 +108,12 @@ def test_without_deletion_vectors_larger_files_are_written_anew_each_on_its_own(
 ) -> None:
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     path = tmp_path / "books"
-    Rewrite.new(path, KEY, COLUMNS, {}).commit(arrays(BOOKS), [], Position(1, 10))
-    again(path).commit(arrays([("a", number, "far") for number in range(100, 103)]), [], Position(1, 20))
+    Rewrite.new(path, KEY, COLUMNS, {}).add(arrays(BOOKS), []).commit(Position(1, 10))
+    again(path).add(arrays([("a", number, "far") for number in range(100, 103)]), []).commit(Position(1, 20))
     table = again(path)
-    table.commit(arrays([("a", 1, "new")]), table.find(keys((1, "a"), (2, "a"), (101, "a"))), Position(1, 30))
+    table.add(arrays([("a", 1, "new")]), table.find(keys((1, "a"), (2, "a"), (101, "a")))).commit(Position(1, 30))
     far = [("a", 100, "far"), ("a", 102, "far")]
-    assert rows(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[3:], *far]
+    assert rows_of(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[3:], *far]
     log = TableLog(path).refresh()
     assert sorted(json.loads(file["stats"])["numRecords"] for file in log.files) == [1, 2, 4]
     assert log.features("readerFeatures") == set()
@@ -131,5 +121,5 @@ def test_without_deletion_vectors_larger_files_are_written_anew_each_on_its_own(
     monkeypatch.setattr(rewrite, "_MOST_REWRITTEN_BYTES", 1)
     table = again(path)
     with pytest.raises(UnsupportedError, match="to write anew"):
-        table.commit(arrays([]), table.find(keys((3, "a"))), Position(1, 40))
+        table.add(arrays([]), table.find(keys((3, "a")))).commit(Position(1, 40))
     assert TableLog(path).refresh().lsn == 30

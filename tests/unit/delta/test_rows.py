@@ -20,7 +20,7 @@ FIELDS = {"id": pa.field("id", pa.int64()), "text": pa.field("text", pa.string()
 def log(tmp_path: Path) -> TableLog:
     """Return the log of a table with one file. It is small, and its texts are not."""
     made = Rewrite.new(tmp_path / "t", ("id",), StructType([StructField("id", LongType()), StructField("text", StringType())]), {})
-    made.commit({"id": pa.array(range(1000)), "text": pa.array(f"{i} {'x' * 1000}" for i in range(1000))}, [], Position(1, 10))
+    made.add({"id": pa.array(range(1000)), "text": pa.array(f"{i} {'x' * 1000}" for i in range(1000))}, []).commit(Position(1, 10))
     return TableLog(tmp_path / "t").refresh()
 
 

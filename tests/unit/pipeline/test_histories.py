@@ -28,7 +28,7 @@ def house(tmp_path: Path) -> Warehouse:
     for table in (A, B):
         made.write_versions(table, [replace(version(1, 0, ID), relation_id=ord(table.name))])
         changelog = Rewrite.new(made.changelog(table), ID, StructType([StructField("id", LongType())]), {})
-        changelog.commit({"id": pa.array([1])}, [], Position(1, 100))
+        changelog.add({"id": pa.array([1])}, []).commit(Position(1, 100))
     return made
 
 

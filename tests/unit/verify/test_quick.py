@@ -29,7 +29,7 @@ def replica(directory: Path, fields: Sequence[StructField], *rows: Sequence[Any]
     """Return the log of a new replica with the rows, whose key is `id`."""
     kinds = [pa.decimal128(9, 2) if isinstance(field.dataType, DecimalType) else KINDS[type(field.dataType)] for field in fields]
     columns = {field.name: pa.array([row[i] for row in rows], kinds[i]) for i, field in enumerate(fields)}
-    Rewrite.new(directory / "t", ("id",), StructType(list(fields)), {}).commit(columns, [], Position(1, 10))
+    Rewrite.new(directory / "t", ("id",), StructType(list(fields)), {}).add(columns, []).commit(Position(1, 10))
     return TableLog(directory / "t").refresh()
 
 
@@ -74,7 +74,7 @@ def test_rows_that_were_replaced_do_not_count(tmp_path: Path) -> None:
     log = replica(tmp_path, [ID, NOTE], (1, "one"), (2, "two"))
     table = Rewrite.of_log(log, ("id",))
     found = table.find(pa.table({"k0": pa.array([2], pa.int64())}))
-    table.commit({"id": pa.array([2]), "note": pa.array(["new"])}, found, Position(1, 20))
+    table.add({"id": pa.array([2]), "note": pa.array(["new"])}, found).commit(Position(1, 20))
     assert checksums(log.refresh()) == of_texts(("1", "one"), ("2", "new"))
 
 

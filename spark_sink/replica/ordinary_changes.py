@@ -1,0 +1,235 @@
+"""Reads the changes that small_merge.py merges, from a changelog's files. No Spark.
+
+    reader = ChangeReader(log, ("id",), after_lsn, until_lsn)
+    for keys in reader.ranges():
+        changes = reader.read(keys)
+
+A few changes are one range: all keys. If they do not fit into memory, there are several ranges of keys, each with about as many
+changes. The changes of a key are all in one range, so each range can be merged without the others. Each range reads all files once
+more. This takes a tenth of the time of Spark's MERGE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_sink.delta import file_table
+from spark_sink.delta.rows import Budget, fields_of, files_between, joined, read_between, read_where, statistics, uncompressed_bytes
+from spark_sink.files.places import map_reads
+from spark_sink.replica.ends import POSITION
+from spark_sink.replica.target import table_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from spark_sink.delta.log import TableLog
+    from spark_sink.delta.rows import Flags
+
+__all__ = ["ChangeReader", "Changes", "KeyRange", "NotOrdinaryError", "equal"]
+
+_MOST_BYTES: Final = 256 << 20
+"""The most bytes of changes, uncompressed in files, that are read at a time. A multiple of this is in memory."""
+_RANGE_BYTES: Final = 128 << 20
+"""About how many bytes of more changes than that are read at a time."""
+_MOST_RANGES: Final = 16
+_MOST_BYTES_OF_RANGE: Final = 512 << 20
+"""The most bytes of changes of a range, in memory, where values take more room than in files. Not all ranges have the same size."""
+_SURELY_FEW_BYTES: Final = 8 << 20
+"""Files with fewer bytes than this, compressed, are read without a look at their uncompressed sizes. In a store it is a request."""
+_SAMPLES: Final = 100_000
+"""About how many keys decide where the ranges begin."""
+
+_KEY_TYPES: Final = {
+    "byte",
+    "short",
+    "integer",
+    "long",
+    "string",
+    "binary",
+    "boolean",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "decimal",
+}
+
+
+class NotOrdinaryError(Exception):
+    """The changes or the replica are unusual: Spark has to do the merge."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys whose first column has a value in [``first``, ``end``). None is no limit."""
+
+    first: pa.Scalar | None = None
+    end: pa.Scalar | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it has all keys."""
+        return self.first is None and self.end is None
+
+    def has(self, values: pa.Array) -> Flags:
+        """Tell for each value of the key's first column whether it is in the range. Null is not."""
+        flags = np.ones(len(values), dtype=bool)
+        if self.first is not None:
+            flags &= _flags(pc.greater_equal(values, self.first))
+        if self.end is not None:
+            flags &= _flags(pc.less(values, self.end))
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes, ordered by their positions: those of the keys in a range, and the updates that changed such a key to another one."""
+
+    columns: dict[str, pa.Array]
+    """The table's own columns."""
+    op: pa.Array
+    keys: list[pa.Array]
+    """The key of each change: of a delete the old one, otherwise the new one."""
+    old_key: list[pa.Array]
+    has_old: Flags
+    unchanged: pa.Array
+    commit_time: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def growth(self) -> int:
+        """The number of inserts minus the number of deletes."""
+        return int(equal(self.op, "insert").sum()) - int(equal(self.op, "delete").sum())
+
+
+class ChangeReader:
+    """Reads the changes in (after_lsn, until_lsn] from a changelog's files, without the columns ``gone``."""
+
+    def __init__(self, log: TableLog, key: Sequence[str], after_lsn: int, until_lsn: int, gone: Collection[str] = ()) -> None:
+        if log.version < 0:
+            raise NotOrdinaryError("no changelog")
+        table = file_table.of_log(log)
+        others = {table.schema[name].dataType.typeName() for name in key} - _KEY_TYPES
+        if others:
+            raise NotOrdinaryError(f"a key of type {min(others)}")
+        self.columns = table_columns(table.schema, gone)
+        self._path = log.path
+        self._key = key
+        self._limits = after_lsn, until_lsn
+        self._fields = fields_of(table.physical, table.schema.names)
+        old, names = self._fields["_cdc_old"], table.schema["_cdc_old"].dataType.names
+        # Of an old row read only the key.
+        self._fields["_cdc_old"] = pa.field(old.name, pa.struct([old.type.field(names.index(name)) for name in key]))
+        self._files = files_between(log.files, self._fields["_cdc_end_lsn"].name, after_lsn, until_lsn)
+
+    def ranges(self) -> list[KeyRange]:
+        """Return the ranges of keys whose changes to read one after the other. Together they have all keys.
+
+        Raises NotOrdinaryError if there are too many changes, or unusual ones.
+        """
+        size = sum(int(file["size"]) for file in self._files)
+        if size > _SURELY_FEW_BYTES:
+            size = sum(map_reads(lambda file: uncompressed_bytes(self._path, file), self._files, self._path))
+        if size <= _MOST_BYTES:
+            return [KeyRange()]
+        count = -(-size // _RANGE_BYTES)
+        if count > _MOST_RANGES:
+            raise NotOrdinaryError("many changes")
+        step = max(1, sum(statistics(file)["numRecords"] for file in self._files) // _SAMPLES)
+        values = pa.concat_arrays([self._sample(file, step) for file in self._files])
+        ordered = values.take(pc.sort_indices(values))
+        starts = [ordered[len(ordered) * number // count] for number in range(1, count)]
+        distinct = [start for before, start in pairwise([ordered[0], *starts]) if start != before]
+        return [KeyRange(*limits) for limits in pairwise([None, *distinct, None])]
+
+    def _sample(self, file: Mapping[str, Any], step: int) -> pa.Array:
+        """Return each ``step``-th value of the key's first column in a file, after a look at all its changes."""
+        names = ("_cdc_end_lsn", "_cdc_op", "_cdc_exact", "_cdc_old", *self._key)
+        rows = read_between(self._path, file, {name: self._fields[name] for name in names}, "_cdc_end_lsn", *self._limits)
+        _check(rows)
+        (values, *_) = self._keys(rows)
+        return values.take(pa.array(np.arange(0, len(values), step)))
+
+    def read(self, keys: KeyRange) -> Changes:
+        """Read the changes of keys in a range."""
+        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
+        fields = {name: self._fields[name] for name in wanted}
+        if keys.is_all:
+            budget = Budget(_MOST_BYTES)
+            parts = map_reads(
+                lambda file: read_between(self._path, file, fields, "_cdc_end_lsn", *self._limits, budget), self._files, self._path
+            )
+        else:
+            budget = Budget(_MOST_BYTES_OF_RANGE)
+            tested = ("_cdc_end_lsn", "_cdc_old", self._key[0])
+            parts = map_reads(
+                lambda file: read_where(self._path, file, fields, tested, lambda rows: self._is_in(rows, keys), budget),
+                self._files,
+                self._path,
+            )
+        rows = _sorted({name: joined([part[name] for part in parts], field.type) for name, field in fields.items()})
+        _check(rows)
+        return Changes(
+            {name: rows[name] for name in self.columns.names},
+            rows["_cdc_op"],
+            self._keys(rows),
+            rows["_cdc_old"].flatten(),
+            _has_old(rows),
+            rows["_cdc_unchanged"],
+            rows["_cdc_commit_time"],
+        )
+
+    def _is_in(self, rows: Mapping[str, pa.Array], keys: KeyRange) -> Flags:
+        """Tell for each row whether it is a change to read, and whether its key, or the key that it had before, is in the range."""
+        after_lsn, until_lsn = self._limits
+        number = rows["_cdc_end_lsn"].to_numpy()
+        is_of_range = keys.has(rows[self._key[0]]) | (_has_old(rows) & keys.has(rows["_cdc_old"].flatten()[0]))
+        wanted: Flags = is_of_range & (number > after_lsn) & (number <= until_lsn)
+        return wanted
+
+    def _keys(self, rows: Mapping[str, pa.Array]) -> list[pa.Array]:
+        """Return the columns of the changes' keys, as `Changes` has them. Raises NotOrdinaryError if a key lacks a value."""
+        of_old = pa.array(equal(rows["_cdc_op"], "delete") & _has_old(rows))
+        keys = [pc.if_else(of_old, old, rows[name]) for old, name in zip(rows["_cdc_old"].flatten(), self._key, strict=True)]
+        if any(values.null_count for values in keys):
+            raise NotOrdinaryError("a change without a value for its key")
+        return keys
+
+
+def equal(values: pa.Array, text: str) -> Flags:
+    """Tell for each value whether it is this text. The values have no nulls."""
+    return _flags(pc.equal(values, text))
+
+
+def _flags(values: pa.Array | pa.ChunkedArray) -> Flags:
+    found: Flags = values.fill_null(False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _has_old(rows: Mapping[str, pa.Array]) -> Flags:
+    found: Flags = rows["_cdc_old"].is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _check(rows: Mapping[str, pa.Array]) -> None:
+    exact = rows["_cdc_exact"]
+    if not set(pc.unique(rows["_cdc_op"]).to_pylist()) <= {"insert", "update", "delete"}:
+        raise NotOrdinaryError("a TRUNCATE, or a snapshot")
+    if len(exact) != exact.null_count and np.diff(exact.offsets.to_numpy()).any():
+        raise NotOrdinaryError("exact texts")
+
+
+def _sorted(rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    epoch, lsn, ordinal = (rows[name].to_numpy() for name in ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal"))
+    step = np.diff(lsn)
+    if ((step > 0) | ((step == 0) & (np.diff(ordinal) > 0))).all():
+        return rows
+    order = pa.array(np.lexsort((ordinal, lsn, epoch)))
+    return {name: values.take(order) for name, values in rows.items()}

@@ -1,0 +1,153 @@
+"""Merges of more changes than fit into memory: the changes come in several ranges of keys."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType
+
+from spark_sink.delta.log import TableLog
+from spark_sink.replica import ordinary_changes, small_merge
+from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError
+from spark_sink.replica.pieces import Piece
+from spark_sink.replica.small_merge import merge_without_spark
+from spark_sink.schema.table import Version
+from spark_sink.schema.types import typed_schema
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, append, comparable
+from support.delta_tables import rows_of, struct
+
+SCHEMA = typed_schema(struct(case=IntegerType(), id=IntegerType(), a=IntegerType(), blob=StringType(), other=BinaryType()))
+
+
+class House:
+    """A warehouse with one table."""
+
+    def __init__(self, root: Path, key: tuple[str, ...] = ("id", "case"), deletes: str = "hard") -> None:
+        self.key = key
+        self.warehouse = Warehouse(root, "delta", deletes=deletes)
+        self.warehouse.open(EPOCH)
+        self.warehouse.write_versions(TABLE, [Version(0, 0, 7, key, key)])
+        self.replica = self.warehouse.replica(TABLE)
+
+    def add(self, source: Source, start: int) -> None:
+        changes = [change for change in source.changes if start < change[7] <= source.lsn]
+        append(None, self.warehouse, changes, SCHEMA, Position(1, start), Position(1, source.lsn))
+
+    def merge(self, lsn: int) -> bool:
+        """Merge the changes up to an LSN. Return whether they were ordinary."""
+        after = TableLog(self.replica).refresh().lsn or 0
+        piece = Piece(self.key, tuple((name,) for name in self.key), after, lsn, is_new_table=False)
+        return merge_without_spark(self.warehouse, TABLE, piece, Position(1, lsn))
+
+
+@contextmanager
+def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[list[int]]:
+    """Have changes read in ranges of about this many bytes. The list gets the numbers of ranges."""
+    numbers: list[int] = []
+    ranges = ChangeReader.ranges
+
+    def counted(reader: ChangeReader) -> list[Any]:
+        found = ranges(reader)
+        numbers.append(len(found))
+        return found
+
+    with monkeypatch.context() as patched:
+        for name, value in {"_SURELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
+            patched.setattr(ordinary_changes, name, value)
+        patched.setattr(ChangeReader, "ranges", counted)
+        yield numbers
+
+
+@pytest.mark.parametrize("deletes", ["hard", "soft"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_rows_are_the_same_in_several_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: str, seed: int) -> None:
+    """Random changes, and keys that go to other ranges. Kept deleted rows may make them unusual, then in both ways."""
+    source = Ordinary(random.Random(seed))
+    one, several = (House(tmp_path / name, deletes=deletes) for name in ("one", "several"))
+    merges = 0
+    for _ in range(8):
+        start = source.lsn
+        for _ in range(source.rng.randint(3, 6)):
+            for _ in range(source.rng.randint(5, 10)):
+                source.step(keys=60)
+            source.commit()
+        for house in (one, several):
+            house.add(source, start)
+        is_ordinary = one.merge(source.lsn)
+        with in_ranges(monkeypatch) as numbers:
+            assert several.merge(source.lsn) == is_ordinary
+        assert max(numbers) > 1
+        if is_ordinary:
+            merges += 1
+            assert rows_of(several.replica) == rows_of(one.replica)
+            if deletes == "hard":
+                assert rows_of(one.replica) == comparable(source.rows.values())
+    assert merges > 2
+
+
+def inserted(house: House, count: int) -> Ordinary:
+    """Return a source with this many rows, which are all in the changelog."""
+    source = Ordinary(random.Random(1))
+    for key in range(count):
+        source.insert(key)
+    source.commit()
+    house.add(source, 0)
+    return source
+
+
+def test_ranges_have_about_as_many_changes_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(tmp_path / "house")
+    source = inserted(house, 1000)
+    log = TableLog(house.warehouse.changelog(TABLE)).refresh()
+    reader = ChangeReader(log, house.key, 0, source.lsn)
+    assert [keys.is_all for keys in reader.ranges()] == [True]
+    with in_ranges(monkeypatch, 10_000):
+        sizes = [reader.read(keys).growth for keys in reader.ranges()]
+    assert len(sizes) > 2
+    assert sum(sizes) == 1000
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_unusual_change_in_a_later_range_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(tmp_path / "house")
+    source = inserted(house, 100)
+    assert house.merge(source.lsn)
+    before = rows_of(house.replica), sorted(house.replica.rglob("*"))
+    start = source.lsn
+    for key in range(100):
+        source.update(key)
+    source.commit()
+    house.add(source, start)
+    reduce, calls = small_merge._reduce, []
+
+    def fails_later(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise NotOrdinaryError("a value")
+        return reduce(*arguments, **options)
+
+    with in_ranges(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(small_merge, "_reduce", fails_later)
+        assert not house.merge(source.lsn)
+    assert len(calls) == 3
+    assert (rows_of(house.replica), sorted(house.replica.rglob("*"))) == before
+
+
+def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many ranges, too many changes of one value of the key's first column, and too many bytes in one range."""
+    house, same = House(tmp_path / "house"), House(tmp_path / "same", key=("case", "id"))
+    lsn = inserted(house, 100).lsn
+    assert inserted(same, 100).lsn == lsn
+    with in_ranges(monkeypatch) as numbers:
+        assert not same.merge(lsn)
+        assert numbers == [1]
+        for name, value in (("_MOST_RANGES", 2), ("_MOST_BYTES_OF_RANGE", 1000)):
+            with monkeypatch.context() as patched:
+                patched.setattr(ordinary_changes, name, value)
+                assert not house.merge(lsn)
+        assert house.merge(lsn)
