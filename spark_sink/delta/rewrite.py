@@ -93,6 +93,8 @@ class Rewrite:
         self._fields = fields_of(table.physical, table.schema.names)
         self._key = {f"k{index}": self._fields[name] for index, name in enumerate(key)}
         self._has_vectors = table.properties.get("delta.enableDeletionVectors") == "true"
+        self._gone: Sequence[Mapping[str, Any]] = ()
+        """Files all rows of which are removed."""
         self._left: dict[str, Flags] = {}
         """For each file that loses rows, by its path, which rows it keeps."""
         self._written: list[WrittenFile] = []
@@ -121,6 +123,10 @@ class Rewrite:
     def schema(self) -> StructType:
         """The table's columns."""
         return self._table.schema
+
+    def remove_all(self) -> None:
+        """Remove all present rows. They are not found any more."""
+        self._gone, self._files = [*self._gone, *self._files], ()
 
     def find(self, keys: pa.Table) -> list[Found]:
         """Find the rows with these keys. Skips files that can't have any of them."""
@@ -187,7 +193,7 @@ class Rewrite:
 
         Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
-        copied, replaced, marked = [], [], []
+        copied, replaced, marked = [], [Replaced(file) for file in self._gone], []
         small = {file["path"] for file in self._files if self._is_small(file)}
         for file in self._files:
             left = self._left.get(file["path"])

@@ -99,6 +99,8 @@ class Changes:
     has_old: Flags
     unchanged: pa.Array
     commit_time: pa.Array
+    ends_earlier: bool
+    """Whether a TRUNCATE, right before these changes, has ended all rows."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -128,6 +130,8 @@ class ChangeReader:
         # Of an old row read only the key.
         self._fields["_cdc_old"] = pa.field(old.name, pa.struct([old.type.field(names.index(name)) for name in key]))
         self._files = files_between(log.files, self._fields["_cdc_end_lsn"].name, after_lsn, until_lsn)
+        self._truncated_at: tuple[int, int] | None = None
+        """LSN and ordinal of the last TRUNCATE. Known once several ranges are."""
 
     def ranges(self) -> list[KeyRange]:
         """Return the ranges of keys whose changes to read one after the other. Together they have all keys.
@@ -144,6 +148,8 @@ class ChangeReader:
             raise NotOrdinaryError("many changes")
         step = max(1, sum(statistics(file)["numRecords"] for file in self._files) // _SAMPLES)
         values = pa.concat_arrays([self._sample(file, step) for file in self._files])
+        if not len(values):
+            return [KeyRange()]
         ordered = values.take(pc.sort_indices(values))
         starts = [ordered[len(ordered) * number // count] for number in range(1, count)]
         distinct = [start for before, start in pairwise([ordered[0], *starts]) if start != before]
@@ -151,14 +157,19 @@ class ChangeReader:
 
     def _sample(self, file: Mapping[str, Any], step: int) -> pa.Array:
         """Return each ``step``-th value of the key's first column in a file, after a look at all its changes."""
-        names = ("_cdc_end_lsn", "_cdc_op", "_cdc_exact", "_cdc_old", *self._key)
+        names = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_op", "_cdc_exact", "_cdc_old", *self._key)
         rows = read_between(self._path, file, {name: self._fields[name] for name in names}, "_cdc_end_lsn", *self._limits)
+        is_truncate = equal(rows["_cdc_op"], "truncate")
+        if is_truncate.any():
+            places = zip(*(rows[name].to_numpy()[is_truncate].tolist() for name in ("_cdc_end_lsn", "_cdc_ordinal")), strict=True)
+            self._truncated_at = max([*places, self._truncated_at or (0, 0)])
+            rows = {name: values.filter(pa.array(~is_truncate)) for name, values in rows.items()}
         _check(rows)
         (values, *_) = self._keys(rows)
         return values.take(pa.array(np.arange(0, len(values), step)))
 
     def read(self, keys: KeyRange) -> Changes:
-        """Read the changes of keys in a range."""
+        """Read the changes of keys in a range, after the last TRUNCATE."""
         wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
         fields = {name: self._fields[name] for name in wanted}
         if keys.is_all:
@@ -168,13 +179,16 @@ class ChangeReader:
             )
         else:
             budget = Budget(_MOST_BYTES_OF_RANGE)
-            tested = ("_cdc_end_lsn", "_cdc_old", self._key[0])
+            tested = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_old", self._key[0])
             parts = map_reads(
                 lambda file: read_where(self._path, file, fields, tested, lambda rows: self._is_in(rows, keys), budget),
                 self._files,
                 self._path,
             )
         rows = _sorted({name: joined([part[name] for part in parts], field.type) for name, field in fields.items()})
+        truncates = np.flatnonzero(equal(rows["_cdc_op"], "truncate"))
+        if len(truncates):
+            rows = {name: values.slice(int(truncates[-1]) + 1) for name, values in rows.items()}
         _check(rows)
         return Changes(
             {name: rows[name] for name in self.columns.names},
@@ -184,14 +198,18 @@ class ChangeReader:
             _has_old(rows),
             rows["_cdc_unchanged"],
             rows["_cdc_commit_time"],
+            len(truncates) > 0 or self._truncated_at is not None,
         )
 
     def _is_in(self, rows: Mapping[str, pa.Array], keys: KeyRange) -> Flags:
         """Tell for each row whether it is a change to read, and whether its key, or the key that it had before, is in the range."""
         after_lsn, until_lsn = self._limits
-        number = rows["_cdc_end_lsn"].to_numpy()
+        number, ordinal = rows["_cdc_end_lsn"].to_numpy(), rows["_cdc_ordinal"].to_numpy()
         is_of_range = keys.has(rows[self._key[0]]) | (_has_old(rows) & keys.has(rows["_cdc_old"].flatten()[0]))
         wanted: Flags = is_of_range & (number > after_lsn) & (number <= until_lsn)
+        if self._truncated_at is not None:
+            lsn, last = self._truncated_at
+            wanted &= (number > lsn) | ((number == lsn) & (ordinal > last))
         return wanted
 
     def _keys(self, rows: Mapping[str, pa.Array]) -> list[pa.Array]:
@@ -221,7 +239,7 @@ def _has_old(rows: Mapping[str, pa.Array]) -> Flags:
 def _check(rows: Mapping[str, pa.Array]) -> None:
     exact = rows["_cdc_exact"]
     if not set(pc.unique(rows["_cdc_op"]).to_pylist()) <= {"insert", "update", "delete"}:
-        raise NotOrdinaryError("a TRUNCATE, or a snapshot")
+        raise NotOrdinaryError("a DROP TABLE, or a snapshot")
     if len(exact) != exact.null_count and np.diff(exact.offsets.to_numpy()).any():
         raise NotOrdinaryError("exact texts")
 

@@ -9,9 +9,9 @@ because other programs may have written something unexpected to these tables. Un
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
 - a replica with columns that are gone, or that another program has made wider;
-- with ``--deletes soft``, a delete of a row that is deleted already;
+- with ``--deletes soft``, a delete of a row that is deleted already, and a TRUNCATE;
 - values with exact texts;
-- a TRUNCATE, a DROP TABLE, or a snapshot;
+- a DROP TABLE, or a snapshot;
 - keys of types that PostgreSQL and Arrow may compare in different ways;
 - more than 2 GiB of changes, or changes of which very many have the same value in the first column of the key.
 """
@@ -107,8 +107,12 @@ def _merge_into(
         for keys in ranges:
             changes = reader.read(keys)
             last = _reduce(changes, keys, keeps_deleted=warehouse.keeps_deleted)
+            if changes.ends_earlier and warehouse.keeps_deleted:
+                raise NotOrdinaryError("a TRUNCATE, whose rows are kept")
             if target is None:  # not earlier: with unusual changes, the replica stays as it is
                 target = _opened(log, warehouse, piece, reader.columns)
+                if changes.ends_earlier:
+                    target.remove_all()
             if log.version >= 0:
                 _check_unsent(log, target.schema, last)
             expected += changes.growth

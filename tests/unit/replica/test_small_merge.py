@@ -1,4 +1,4 @@
-"""Merges of more changes than fit into memory: the changes come in several ranges of keys."""
+"""Merges without Spark, also of more changes than fit into memory: these come in several ranges of keys."""
 
 import random
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[lis
 @pytest.mark.parametrize("deletes", ["hard", "soft"])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_rows_are_the_same_in_several_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: str, seed: int) -> None:
-    """Random changes, and keys that go to other ranges. Kept deleted rows may make them unusual, then in both ways."""
+    """Random changes, TRUNCATE, and keys that go to other ranges. With kept deleted rows some are unusual, then in both ways."""
     source = Ordinary(random.Random(seed))
     one, several = (House(tmp_path / name, deletes=deletes) for name in ("one", "several"))
     merges = 0
@@ -75,6 +75,10 @@ def test_the_rows_are_the_same_in_several_ranges(tmp_path: Path, monkeypatch: py
         for _ in range(source.rng.randint(3, 6)):
             for _ in range(source.rng.randint(5, 10)):
                 source.step(keys=60)
+            if deletes == "hard" and source.rng.random() < 0.2:
+                source.truncate()
+                for _ in range(source.rng.randint(0, 9)):
+                    source.step(keys=60)
             source.commit()
         for house in (one, several):
             house.add(source, start)
@@ -151,3 +155,34 @@ def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 patched.setattr(ordinary_changes, name, value)
                 assert not house.merge(lsn)
         assert house.merge(lsn)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100])
+def test_a_truncate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """All files of the replica go. Changes before it in its transaction do not count."""
+    house, soft = House(tmp_path / "house"), House(tmp_path / "soft", deletes="soft")
+    source = inserted(house, 50)
+    soft.add(source, 0)
+    for each in (house, soft):
+        assert each.merge(source.lsn)
+    files = {file["path"] for file in TableLog(house.replica).refresh().files}
+    start = source.lsn
+    source.update(3)
+    source.truncate()
+    for key in range(rows):
+        source.insert(key)
+    source.commit()
+    for each in (house, soft):
+        each.add(source, start)
+    assert not soft.merge(source.lsn)
+    assert house.merge(source.lsn)
+    assert rows_of(house.replica) == comparable(source.rows.values())
+    assert len(source.rows) == rows
+    assert files.isdisjoint(file["path"] for file in TableLog(house.replica).refresh().files)
+    # It goes on from there.
+    start = source.lsn
+    source.insert(1000)
+    source.commit()
+    house.add(source, start)
+    assert house.merge(source.lsn)
+    assert rows_of(house.replica) == comparable(source.rows.values())
