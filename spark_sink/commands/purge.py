@@ -16,6 +16,7 @@ from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose
 from spark_sink.commands.spark_options import spark_options, warehouse_session
 from spark_sink.replica import as_of
 from spark_sink.upkeep.purge import find_table, purge
+from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.warehouse import Warehouse
 
 _EXAMPLE = """\b
@@ -70,7 +71,8 @@ def command(
     house = Warehouse.existing(warehouse)
     for name in tables:
         find_table(house, name)
-    with warehouse_session(house, "cdcpipe purge", jars=jars, master=master, confs=confs) as spark:
+    locks = [] if dry_run else [lock_file(house.local_root())]
+    with warehouse_session(house, "cdcpipe purge", jars=jars, master=master, confs=confs, locks=locks) as spark:
         found = purge(spark, house.root, before, tables=tables, is_dry_run=dry_run)
     for each in found:
         text = f"{each.table}: {counted(each.rows, 'row')} {'would be ' if dry_run else ''}removed"

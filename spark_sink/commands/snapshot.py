@@ -34,6 +34,7 @@ from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.status.staging_directory import staging_directory
+from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 _logger = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ def command(
             )
         try:
             snapshot.prepare(stopping.is_set)
-            with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs) as spark:
+            locks = [lock_file(house.local_root(staging))]
+            with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs, locks=locks) as spark:
                 snapshot.start(spark, staging)
                 _show(snapshot, stopping)
                 snapshot.stop()

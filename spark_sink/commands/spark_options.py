@@ -13,7 +13,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.commands import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -56,17 +56,29 @@ def parse_settings(confs: tuple[str, ...]) -> dict[str, str]:
 
 @contextmanager
 def warehouse_session(
-    warehouse: Warehouse, app_name: str, *, jars: Path | None, master: str | None, confs: tuple[str, ...]
+    warehouse: Warehouse,
+    app_name: str,
+    *,
+    jars: Path | None,
+    master: str | None,
+    confs: tuple[str, ...],
+    locks: Iterable[Path] = (),
 ) -> Iterator[SparkSession]:
     """Start a Spark session that reads the warehouse's format, and stop it at the end.
 
-    If Spark's JVM ends meanwhile, the error that leaves the ``with`` says so.
+    If Spark's JVM ends meanwhile, the error that leaves the ``with`` says so. A command that writes passes its ``locks``
+    (`session.build`).
     """
     from spark_sink.spark import jvm, session
 
     with signals.kept():
         spark = session.build(
-            app_name=app_name, master=master, format=warehouse.format.name, conf=parse_settings(confs), jars_dir=jars
+            app_name=app_name,
+            master=master,
+            format=warehouse.format.name,
+            conf=parse_settings(confs),
+            jars_dir=jars,
+            locks=locks,
         )
     try:
         with jvm.shown_on_error():

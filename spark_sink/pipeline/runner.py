@@ -53,6 +53,7 @@ from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.belonging import check_belonging, fed_tables
+from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_new
 
 if TYPE_CHECKING:
@@ -289,6 +290,7 @@ class Runner(Background):
             jars_dir=config.jars_dir,
             ui=config.ui,
             on_step=note,
+            locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
         )
         try:
             yield self._spark

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from spark_sink.client import guard
+from spark_sink.files.lock import share_with_child
 from spark_sink.spark.home import GATEWAY, without_zip
 from spark_sink.spark.jvm_output import JvmOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from pyspark import SparkContext
 
@@ -54,11 +56,13 @@ def shown_on_error() -> Iterator[None]:
         raise
 
 
-def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None) -> None:
+def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, locks: Iterable[Path] = ()) -> None:
     """Start Spark's JVM, unless it runs, in the process group that a watchdog ends when this process is gone.
 
     The JVM itself ends when its stdin ends. But it reads its stdin only after it has sent its port to this process. Without the
     watchdog, a JVM whose driver is killed before that would stay for ever.
+
+    ``locks`` are lock files. What this process holds of them when it is killed, the JVM holds until it has ended.
     """
     global _output  # noqa: PLW0603 - a process has one JVM
     from pyspark import SparkConf, SparkContext
@@ -70,8 +74,8 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None) ->
     _output = JvmOutput(holds=not _logger.isEnabledFor(logging.INFO), on_step=on_step)
     try:
         with without_zip(settings["spark.master"]):
-            stderr = _output.writer
-            gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, "stderr": stderr}))
+            kept = {"stderr": _output.writer, "pass_fds": [fd for lock in locks for fd in share_with_child(lock)]}
+            gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, **kept}))
     finally:
         _output.close_writer()
     atexit.register(_output.take)  # an entry of the log that came just before the end is shown

@@ -31,7 +31,7 @@ from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, re
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -99,12 +99,14 @@ def build(
     *,
     ui: bool = False,
     on_step: Callable[[str], None] | None = None,
+    locks: Iterable[Path] = (),
 ) -> SparkSession:
     """Start a session, or return the session of this process if there is one and it passes ``check``.
 
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
     spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
-    about what is being done. Raises InitError if Java, pyspark or Delta Lake is missing.
+    about what is being done. ``locks`` are lock files: what this process holds of them when it is killed, its JVM holds until its
+    own end. Raises InitError if Java, pyspark or Delta Lake is missing.
     """
     try:
         from pyspark.sql import SparkSession
@@ -142,7 +144,7 @@ def build(
     without_pandas.apply()
     try:
         with _alone_in_ivy(settings):
-            jvm.start(settings, on_step)
+            jvm.start(settings, on_step, locks)
         on_step("starting Spark")
         spark = builder.getOrCreate()
         jvm.log_lost_connections(spark.sparkContext)

@@ -25,9 +25,10 @@ VACUUM of a changelog takes no right: it makes no commit (upkeep/upkeep.py), and
 version for a while.
 
 ``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
-process ends, for whatever reason, its rights are free again. Two appends, or two merges, exclude each other only within one
-process: run one pipeline on a warehouse. (`run` ensures this, because its launcher holds the staging directory's lock.) Other
-programs, like your own Spark jobs, do not know these rights.
+process ends, for whatever reason, its rights are free again as soon as its JVM has ended, too. After a SIGKILL the JVM lives for up
+to four seconds, and may still commit (`lock_file`). The JVM of a session that this program did not start does not hold the rights.
+Two appends, or two merges, exclude each other only within one process: run one pipeline on a warehouse. (`run` ensures this,
+because its launcher holds the staging directory's lock.) Other programs, like your own Spark jobs, do not know these rights.
 
 Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
 cannot starve it.
@@ -35,32 +36,39 @@ cannot starve it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from spark_sink.files.local import open_file
-from spark_sink.files.lock import try_lock
+from spark_sink.files.lock import open_alone, open_shared, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["TableLock"]
+__all__ = ["TableLock", "lock_file"]
 
 _POLL_S = 0.05
 _STATE_BYTES = 16
+
+
+def lock_file(root: Path) -> Path:
+    """Return the file whose lock the rights are; ``root`` is `Warehouse.local_root`.
+
+    A program that writes tables passes it to `session.build`, so that the JVM holds the rights until it has ended, too.
+    """
+    return root / "_cdcpipe" / "tables.lock"
 
 
 class TableLock:
     """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
-        self._directory = root / "_cdcpipe"
+        self._file = lock_file(root)
+        self._wanted = self._file.with_name("tables-wanted.lock")
         self._appending = threading.Lock()
         self._merging = threading.Lock()
         self._recording_history = threading.Lock()
@@ -92,7 +100,8 @@ class TableLock:
     @contextmanager
     def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Hold the right to write all tables alone. Raises InterruptedError once ``is_stopping`` is True while it waits."""
-        with self._open("tables-wanted.lock") as wanted, self._open("tables.lock") as fd:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with open_alone(self._wanted) as wanted, open_alone(self._file) as fd:
             for each in (wanted, fd):
                 while not try_lock(each):
                     if is_stopping():
@@ -105,17 +114,8 @@ class TableLock:
     @contextmanager
     def _shared(self) -> Iterator[bytes]:
         """Exclude ``alone``; yield the present state."""
-        with self._open("tables.lock") as fd:
-            with self._open("tables-wanted.lock") as wanted:
-                fcntl.flock(wanted, fcntl.LOCK_SH)
-                fcntl.flock(fd, fcntl.LOCK_SH)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            with open_shared(self._wanted):
+                fd = held.enter_context(open_shared(self._file))
             yield os.pread(fd, _STATE_BYTES, 0)
-
-    @contextmanager
-    def _open(self, name: str) -> Iterator[int]:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        fd = open_file(self._directory / name, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
