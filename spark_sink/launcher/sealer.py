@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Sealer"]
 
 
-_REMOVE_INTERVAL_S = 10.0
+_REMOVE_INTERVAL_S, _REMOVE_SHARE = 10.0, 0.02
+"""How often to look for segments that all readers have read, and which share of the thread's time this may take at most: with
+--keep-segments there may be 600,000 to look at, and the next segment waits meanwhile."""
 
 
 class Sealer:
@@ -49,7 +51,7 @@ class Sealer:
         self._is_resting = True
         self._closing = False
         self._error: BaseException | None = None
-        self._removed_at = time.monotonic()
+        self._remove_at = time.monotonic() + _REMOVE_INTERVAL_S
         self.sealed_lsn = 0
         self._thread = Worker(target=self._run, name="cdcpipe-sealer", daemon=True)
         self._thread.start()
@@ -123,10 +125,11 @@ class Sealer:
     def _afterwards(self, segment: Segment, sealing: Sealing) -> None:
         """Build the segment's index, and remove segments that all readers have read. Confirming does not wait for this."""
         _build_index(segment, sealing)
-        now = time.monotonic()
-        if now - self._removed_at >= _REMOVE_INTERVAL_S:
-            self._removed_at = now
+        began_at = time.monotonic()
+        if began_at >= self._remove_at:
             remove_consumed(self._writer.root, self._retention)
+            ended_at = time.monotonic()
+            self._remove_at = ended_at + max(_REMOVE_INTERVAL_S, (ended_at - began_at) / _REMOVE_SHARE)
 
 
 def _build_index(segment: Segment, sealing: Sealing) -> None:

@@ -60,6 +60,7 @@ FORMAT = 1
 
 _EPOCH_NAME = re.compile(r"[0-9]{6,9}", re.ASCII)
 SEGMENT_NAME = re.compile(r"([0-9A-F]{16})-([0-9A-F]{16})\.cdc", re.ASCII)
+_NAME_LENGTH = 37
 _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})", re.ASCII)
 
 _LISTINGS = RetryPolicy(attempts=3)
@@ -280,18 +281,25 @@ def read_position(path: Path, value: dict[str, Any]) -> Position:
         raise StagingError(f"{path} is damaged: {ex}", hint=RESTORE) from ex
 
 
-def epoch_segments(root: Path, number: int) -> list[Segment]:
-    """Return the sealed segments in an epoch's directory, ordered by start. Does not check that they are a chain."""
+def epoch_segments(root: Path, number: int, after_lsn: int = 0, fence: int | None = None) -> list[Segment]:
+    """Return the sealed segments in an epoch's directory, ordered by start. Does not check that they are a chain.
+
+    The segments that end at ``after_lsn`` or before come as one segment without a file, from the start of the first to the end of
+    the last: there may be 600,000 of them. Those that start at ``fence`` or beyond are not part of the log, and stay apart.
+    """
     directory = epoch_directory(root, number)
     try:
-        with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries]
+        listed = [name for name in os.listdir(directory) if name.endswith(".cdc")]  # noqa: PTH208 - faster
     except FileNotFoundError:  # removed since the listing of the epochs: removed.json says so
         return []
+    names = listed
+    if after_lsn:
+        last, limit = f"{after_lsn:016X}.cdc", "G" if fence is None else f"{fence:016X}"
+        behind = [name for name in listed if name[17:] <= last and name[:16] < limit and len(name) == _NAME_LENGTH]
+        if len(behind) > 1:
+            names = [f"{min(behind)[:16]}-{max(behind)[17:]}", *set(listed).difference(behind)]
     segments = []
     for name in names:
-        if not name.endswith(".cdc"):
-            continue
         match = SEGMENT_NAME.fullmatch(name)
         start_lsn, end_lsn = (int(match[1], 16), int(match[2], 16)) if match is not None else (0, 0)
         if start_lsn >= end_lsn:
@@ -301,11 +309,13 @@ def epoch_segments(root: Path, number: int) -> list[Segment]:
     return sorted(segments, key=lambda segment: segment.start_lsn)
 
 
-def _chain(root: Path) -> _Chain:
-    """List the log once, and check that it is a chain."""
+def _chain(root: Path, after_lsn: int) -> _Chain:
+    """List the log once, and check that it is a chain. Segments up to ``after_lsn`` are put together: see `epoch_segments`."""
     described = list_epochs(root)
     numbers = {epoch.number for epoch in described}
-    listed = {epoch.number: epoch_segments(root, epoch.number) for epoch in described}
+    fences: list[int | None] = [epoch.start_lsn for epoch in described[1:]]
+    fenced = list(zip(described, [*fences, None], strict=False))
+    listed = {epoch.number: epoch_segments(root, epoch.number, after_lsn, fence) for epoch, fence in fenced}
     for number in epoch_numbers(root):
         if number not in numbers and (stray := epoch_segments(root, number)) and not _read_epoch(stray[0].path.parent):
             msg = f"{stray[0].path.parent} has segments but no epoch.json"
@@ -319,8 +329,7 @@ def _chain(root: Path) -> _Chain:
     if removed is not None and removed.lsn > end.lsn:
         end = Position(max(removed.epoch, end.epoch), removed.lsn)
     segments: list[Segment] = []
-    for epoch, following in zip(described, [*described[1:], None], strict=True):
-        fence = None if following is None else following.start_lsn
+    for epoch, fence in fenced:
         if epoch.gap is not None:
             end = Position(epoch.number, max(end.lsn, epoch.start_lsn))
         if epoch.start_lsn > end.lsn:
@@ -331,10 +340,13 @@ def _chain(root: Path) -> _Chain:
                 break  # sealed by a launcher after another one had replaced it
             if removed is not None and segment.end_lsn <= removed.lsn:
                 continue  # another process is about to delete it
-            if segment.start_lsn > end.lsn:
+            start_lsn = segment.start_lsn
+            if removed is not None and segment.end_lsn <= after_lsn:  # another process deletes the first of those that come as one
+                start_lsn = max(start_lsn, removed.lsn)
+            if start_lsn > end.lsn:
                 msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {segment.start}"
                 raise _BrokenChainError(msg, hint=_LOST_HINT)
-            if segment.start_lsn < end.lsn or (fence is not None and segment.end_lsn > fence):
+            if start_lsn < end.lsn or (fence is not None and segment.end_lsn > fence):
                 msg = f"{segment.path} overlaps another segment of the log"
                 raise _BrokenChainError(msg, hint="a file was renamed, or comes from another directory; move it away")
             segments.append(segment)
@@ -364,8 +376,8 @@ _LOST_HINT = (
 )
 
 
-def read_chain(root: Path) -> _Chain:
-    return _LISTINGS.call(lambda: _chain(root), _BrokenChainError)
+def read_chain(root: Path, after_lsn: int = 0) -> _Chain:
+    return _LISTINGS.call(lambda: _chain(root, after_lsn), _BrokenChainError)
 
 
 def former_system_ids(epochs: Iterable[Epoch]) -> set[str]:
@@ -392,10 +404,11 @@ def list_segments(root: Path | str, after: Position | None = None) -> list[Segme
     """Return the log's segments in order; with ``after``, only the segments that have a transaction beyond it.
 
     Raises StagingError for a gap, an overlap or a missing segment. Raises it also if ``after`` is not a position of this log: its
-    segments were removed, it is beyond the end, or a launcher wrote it after another one had replaced it.
+    segments were removed, it is beyond the end, or a launcher wrote it after another one had replaced it. Does not look for gaps
+    and overlaps before ``after``.
     """
     root = Path(root)
-    return _segments_after(root, read_chain(root), after)
+    return _segments_after(root, read_chain(root, 0 if after is None else after.lsn), after)
 
 
 class LogView:
@@ -406,6 +419,8 @@ class LogView:
         self._times: dict[Path, int] = {}
         """The directories' modification times at the listing; empty if the log has to be listed again in any case."""
         self._listed_at = 0.0
+        self._after_lsn = 0
+        """The newest position that was asked for: the listing has no segments up to there."""
         self._chain: _Chain = [], [], None
 
     def end(self) -> Position | None:
@@ -414,6 +429,10 @@ class LogView:
 
     def segments(self, after: Position | None = None) -> list[Segment]:
         """Return, or raise, the same as `list_segments`."""
+        lsn = 0 if after is None else after.lsn
+        if lsn < self._after_lsn:
+            self._times = {}
+        self._after_lsn = lsn
         return _segments_after(self._root, self._look(), after)
 
     def _look(self) -> _Chain:
@@ -423,7 +442,7 @@ class LogView:
             directories = [epoch_directory(self._root, number) for number in epoch_numbers(self._root)]
             times, self._times = _changed_ns([self._root, *directories]), {}
             self._listed_at = time.monotonic()
-            self._chain = read_chain(self._root)
+            self._chain = read_chain(self._root, self._after_lsn)
             # A change during the listing and a change after it may have the same time: then the times prove nothing.
             if times and time.time_ns() - max(times.values()) > _SAME_TIME_NS:
                 self._times = times
@@ -465,19 +484,3 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
     if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)
-
-
-def remove_epoch(root: Path, number: int) -> None:
-    """Delete an epoch that is not part of the log any more. epoch.json is deleted last, so a crash leaves a readable directory."""
-    directory = epoch_directory(root, number)
-    try:
-        with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries]
-    except FileNotFoundError:
-        return
-    for name in sorted(names, key=lambda name: name == "epoch.json"):
-        (directory / name).unlink(missing_ok=True)
-    try:
-        directory.rmdir()
-    except FileNotFoundError:
-        return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from spark_sink.staging.log import (
     Position,
     Segment,
     StagingError,
+    epoch_directory,
     epoch_segments,
     read_chain,
     read_position,
-    remove_epoch,
     removed_position,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Retention", "read_readers", "reader_place", "register_reader", "remove_consumed", "unregister_reader"]
+__all__ = ["Retention", "read_readers", "reader_place", "register_reader", "remove_consumed", "remove_epoch", "unregister_reader"]
 
 
 _READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -140,3 +141,19 @@ def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
                     segment.index_path.unlink(missing_ok=True)
                     segment.path.unlink(missing_ok=True)
     return consumed
+
+
+def remove_epoch(root: Path, number: int) -> None:
+    """Delete an epoch that is not part of the log any more. epoch.json is deleted last, so a crash leaves a readable directory."""
+    directory = epoch_directory(root, number)
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return
+    for name in sorted(names, key=lambda name: name == "epoch.json"):
+        (directory / name).unlink(missing_ok=True)
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return

@@ -45,10 +45,9 @@ from spark_sink.staging.log import (
     list_segments,
     log_end,
     open_name,
-    remove_epoch,
     segment_name,
 )
-from spark_sink.staging.readers import remove_consumed
+from spark_sink.staging.readers import remove_consumed, remove_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

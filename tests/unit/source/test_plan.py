@@ -113,7 +113,7 @@ def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytes
     fill(log)
     listed = []
     read_chain = staging.read_chain
-    monkeypatch.setattr(staging, "read_chain", lambda root: listed.append(root) or read_chain(root))
+    monkeypatch.setattr(staging, "read_chain", lambda *asked: listed.append(asked) or read_chain(*asked))
     made = staging.LogView(log.root)
     directories = [log.root, *(log.root / f"{number:06d}" for number in staging.epoch_numbers(log.root))]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_sink.files.local import DamagedFileError
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import LogView, Position, StagingError, list_epochs, list_segments, log_end
 from support.staged import make_epoch, ranges
 
 
@@ -78,6 +78,35 @@ def test_a_position_of_another_log(tmp_path: Path, after: Position):
 def test_a_position_in_a_log_that_has_not_begun(tmp_path: Path):
     with pytest.raises(StagingError, match="which is empty"):
         list_segments(tmp_path, Position(1, 0x100))
+
+
+@pytest.mark.parametrize("after", [Position(1, 0x500), Position(1, 0x580), Position(1, 0x600), Position(2, 0x600)])
+@pytest.mark.parametrize("removed", [None, "1:0/200", "1:0/300"])
+def test_segments_behind_a_position_are_not_looked_at_one_by_one(tmp_path: Path, after: Position, removed: str | None):
+    """There may be 600,000. Among them are those of a replaced launcher, and those that another process is deleting."""
+    first = make_epoch(
+        tmp_path, 1, 0x100, *((start, start + 0x100) for start in range(0x100, 0x600, 0x100)), (0x600, 0x700), (0x700, 0x710)
+    )
+    make_epoch(tmp_path, 2, 0x600, (0x600, 0x800), (0x800, 0x900))
+    if removed is not None:
+        (tmp_path / "removed.json").write_text(json.dumps({"position": removed}))
+        next(first.glob("*100-*.cdc")).unlink()
+    beyond = [(2, 0x600, 0x800), (2, 0x800, 0x900)]
+    assert ranges(tmp_path, after) == [*([(1, 0x500, 0x600)] if after.lsn < 0x600 else []), *beyond]
+    assert ranges(tmp_path, Position(2, 0x800)) == beyond[1:]
+    assert ranges(tmp_path, Position(2, 0x900)) == []
+    with pytest.raises(StagingError, match="not in this log"):
+        list_segments(tmp_path, Position(2, 0x901))
+    with pytest.raises(StagingError, match="not in this log"):
+        list_segments(tmp_path, Position(1, 0x710))
+    view = LogView(tmp_path)
+    assert [segment.end_lsn for segment in view.segments(Position(2, 0x800))] == [0x900]
+    assert view.segments(after) == list_segments(tmp_path, after)
+    next(first.glob("*400-*.cdc")).unlink()  # no reader that is beyond it needs it
+    assert ranges(tmp_path, Position(2, 0x800)) == beyond[1:]
+    next(first.glob("*500-*.cdc")).unlink()
+    with pytest.raises(StagingError, match="segments are missing"):
+        list_segments(tmp_path, Position(2, 0x800))
 
 
 def test_segments_of_a_replaced_launcher_are_not_in_the_log(tmp_path: Path):
@@ -186,8 +215,8 @@ def test_a_listing_that_a_writer_overtook_is_made_again(tmp_path: Path, monkeypa
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
     listing, turns = staging.epoch_segments, iter([1, 2])
 
-    def miss_the_first(root: Path, number: int):
-        found = listing(root, number)
+    def miss_the_first(root: Path, number: int, *bounds: int | None):
+        found = listing(root, number, *bounds)
         return found[1:] if next(turns, 3) < 3 else found
 
     monkeypatch.setattr(staging, "epoch_segments", miss_the_first)
