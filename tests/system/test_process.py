@@ -146,6 +146,9 @@ def test_a_signal_while_spark_starts(warehouse: str, arguments: tuple[str, ...],
     name, *others = arguments
     with start(name, "--warehouse", warehouse, *others) as process:
         jvm = until(lambda: spark_jvm(process.pid), "the JVM")
+        # The JVM of a command that writes keeps the lock of the tables while it lives.
+        held = [each.path for each in jvm.open_files() if each.path == f"{warehouse}/_cdcpipe/tables.lock"]
+        assert len(held) == (2 if name == "purge" else 0)
         process.send_signal(number)
         # Of its children none keeps its caller: stderr reaches its end.
         output, errors = process.communicate(timeout=DEADLINE_S)
