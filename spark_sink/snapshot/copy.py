@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["CHUNK_BYTES", "Snapshot", "SnapshotProgress"]
+__all__ = ["CHUNK_BYTES", "Snapshot", "SnapshotProgress", "finish_killed"]
 
 _logger = logging.getLogger(__name__)
 
@@ -179,8 +179,7 @@ class Snapshot:
     def _finish_killed(self) -> None:
         """Finish the snapshots that killed processes have left unfinished, before another one is added to the tables."""
         assert self._spark is not None
-        with TableLock(self.warehouse.local_root(self.config.staging)).alone(lambda: self._stopping):
-            merge.finish_snapshots(self._spark, self.warehouse)
+        finish_killed(self._spark, self.warehouse, self.config.staging, lambda: self._stopping)
 
     def _run(self) -> None:
         try:
@@ -375,3 +374,9 @@ class Snapshot:
         said = f"cannot copy table {name_of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")
+
+
+def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_stopping: Callable[[], bool]) -> None:
+    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError if it stops while it waits."""
+    with TableLock(warehouse.local_root(staging)).alone(is_stopping):
+        merge.finish_snapshots(spark, warehouse)

@@ -8,7 +8,8 @@
 
 Other parts of the pipeline record with `wanted_copies.want` which tables wait. The healer itself looks at the catalog from time to
 time (catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds
-the same lock as that command, so that no two snapshots copy a table at the same time.
+the same lock as that command, so that no two snapshots copy a table at the same time. If that command was killed amid a table, the
+healer finishes the table: until then its replica lacks the copy, and its history waits.
 
 An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
 and never ends the run.
@@ -32,15 +33,16 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import CatalogLook
-from spark_sink.snapshot.copy import CHUNK_BYTES
+from spark_sink.snapshot.copy import CHUNK_BYTES, finish_killed
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
-from spark_sink.warehouse import gaps, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -215,7 +217,32 @@ class Healer:
 
     def _look(self) -> None:
         self._looked_at, self._is_look_wanted = time.monotonic(), False
+        self._finish_killed()
         self._catalog.look(self._is_interrupted)
+
+    def _finish_killed(self) -> None:
+        """Finish the tables that a killed ``cdcpipe-spark snapshot`` has left unfinished, unless another one runs."""
+        house = self._warehouse
+        if not landed_snapshots.unfinished(house):
+            return
+        with hold_alone(self._lock_file()) as is_alone:
+            tables = [table for table, _ in landed_snapshots.unfinished(house)] if is_alone else []
+            if tables:
+                try:
+                    finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
+                except InterruptedError:
+                    return
+        copied = [table for table in tables if house.has_changelog(table)]
+        for table in copied:
+            _logger.warning("table %s: a copy of its rows that was killed is finished", table)
+        wanted_copies.settle(house)
+        if copied:
+            self._on_copied(copied)
+
+    def _lock_file(self) -> Path:
+        lock = self._warehouse.local_root(self._config.staging) / SNAPSHOT_LOCK
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return lock
 
     # --- the copy ---
 
@@ -227,9 +254,7 @@ class Healer:
         if not tables:
             wanted_copies.settle(house)  # cdcpipe-spark snapshot has copied them
             return
-        lock = house.local_root(self._config.staging) / SNAPSHOT_LOCK
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        with hold_alone(lock) as is_alone:
+        with hold_alone(self._lock_file()) as is_alone:
             if not is_alone:
                 return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
             snapshot = TableSnapshot(self._config, house, [str(table) for table in tables], self._chunk_bytes, self._hold_s)

@@ -21,7 +21,7 @@ from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, published_tables, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -154,6 +154,19 @@ def test_beside_another_snapshot_nothing_is_copied(server: Server) -> None:
         healer(server).finish()
     [left] = waiting(server.house)
     assert (left.failures, server.begun) == (None, [])
+
+
+def test_a_table_that_a_killed_snapshot_left_is_finished(server: Server) -> None:
+    """Amid a run: until then its history waits. Here the snapshot was killed before the table had a changelog."""
+    server.house.write_versions(A, [version(50, 0, ID)])
+    landed_snapshots.record_start(server.house, A, Position(1, 50))
+    with hold_alone(server.house.root / "_cdcpipe/snapshot.lock") as is_alone:
+        assert is_alone
+        healer(server).finish()
+    assert landed_snapshots.unfinished(server.house) == [(A, Position(1, 50))]
+    copied: list[Table] = []
+    healer(server, None, on_copied=copied.extend).finish()
+    assert (landed_snapshots.unfinished(server.house), server.house.tables(), copied, server.begun) == ([], [], [], [])
 
 
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
