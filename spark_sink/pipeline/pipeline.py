@@ -42,7 +42,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import is_recorded, micro_batch, tidy
+from spark_sink.source.offsets import is_recorded, make_durable, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import jvm, session
 from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
@@ -298,8 +298,8 @@ class Pipeline:
                 _wait_until(query, self._is_recorded)
             # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
             query.stop()
-            if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
-                register_reader(self.staging, READER, micro_batch(self.checkpoint, self._batch_id)[1], self.warehouse.name)
+        if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
+            _give_back(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
         self._serving.close()
 
     def _is_recorded(self) -> bool:
@@ -419,6 +419,8 @@ class Pipeline:
                     with self.batches.timed():
                         self._process(start, end)
                 self._batch_id = batch_id
+                if start is not None:  # not ``end``: Spark may run this micro-batch again until it has recorded its end
+                    _give_back(self, batch_id - 1, start)
                 # Outside the append block, because a thread holds only one right at a time.
                 if self._follower is not None and self._replica_interval_s == 0:
                     self._follower.catch_up()
@@ -466,9 +468,12 @@ class Pipeline:
             tables=len(self._seen),
             messages=self._progress.messages + message_count,
         )
-        # Not ``end``: Spark may run this micro-batch again until it has recorded its end.
-        if start is not None:
-            register_reader(self.staging, READER, start, self.warehouse.name)
+
+
+def _give_back(pipeline: Pipeline, batch_id: int, end: Position) -> None:
+    """Let the segments of the micro-batches up to one that Spark has ended be removed."""
+    make_durable(pipeline.checkpoint, batch_id)
+    register_reader(pipeline.staging, READER, end, pipeline.warehouse.name)
 
 
 def own_error(ex: BaseException) -> BaseException:

@@ -1,10 +1,11 @@
 """The range of a micro-batch, from the files that Spark writes. test_source.py and test_pipeline.py have Spark write them."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from spark_sink.source.offsets import is_recorded, micro_batch, tidy
+from spark_sink.source.offsets import is_recorded, make_durable, micro_batch, tidy
 from spark_sink.staging.log import Position, StagingError
 
 
@@ -74,3 +75,14 @@ def test_a_checkpoint_with_a_micro_batch_is_left_alone(tmp_path: Path, directory
         (tmp_path / directory / name).touch()
     tidy(tmp_path)
     assert len(list((tmp_path / directory).iterdir())) == 2
+
+
+def test_records_of_a_micro_batch_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files, and then their names."""
+    for directory in ("offsets", "commits"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "3").touch()
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().relative_to(tmp_path)))
+    make_durable(tmp_path, 3)
+    assert [str(path) for path in synced] == ["offsets/3", "offsets", "commits/3", "commits"]
