@@ -14,6 +14,7 @@ CHAIN = [
     "README.md",
     "docs/spark/tables.md",
     "docs/spark/operate.md",
+    "docs/spark/upkeep.md",
     "docs/spark/snapshot.md",
     "docs/spark/python.md",
     "docs/staging-format.md",
