@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
-from spark_sink.staging.log import has_log, list_epochs, log_end
-from spark_sink.staging.readers import reader_place
+from spark_sink.staging.log import has_log, list_epochs, log_end, removed_position
+from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_belonging", "fed_tables", "record_staging"]
+__all__ = ["check_belonging", "fed_tables", "keep_segments", "record_staging"]
 
 _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 """The folders of a warehouse: no place for a staging directory."""
@@ -61,6 +61,19 @@ def fed_tables(house: Warehouse) -> FedTables | None:
     if source is None or source.position is None:
         return None
     return FedTables(house.name, source.system_id, source.database, source.staging, source.position)
+
+
+def keep_segments(house: Warehouse, staging: Path) -> None:
+    """Let the log keep the segments that ``house`` still needs, if it is an older copy. Call this before segments are removed.
+
+    The log remembers how far the newer one was.
+    """
+    position = house.source().position if house.exists else None
+    reached, removed = read_readers(staging).get(READER), removed_position(staging)
+    if position is None or reached is None or reached.lsn <= position.lsn:
+        return
+    if removed is None or removed.lsn <= position.lsn:
+        register_reader(staging, READER, position, reader_place(staging, READER))
 
 
 def _check_places(house: Warehouse, staging: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
-from spark_sink.staging.log import Epoch
-from spark_sink.staging.readers import reader_place, register_reader
+from spark_sink.files.local import write_json
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse import belonging
-from spark_sink.warehouse.belonging import check_belonging, record_staging
+from spark_sink.warehouse.belonging import check_belonging, keep_segments, record_staging
 from spark_sink.warehouse.warehouse import Warehouse
 from support.pgoutput_build import build
 from support.segments import Log, relation
@@ -176,3 +177,22 @@ def test_another_way_to_write_the_same_place_is_accepted(made: Path) -> None:
     store = Warehouse("s3a://bucket/lake", "delta")
     for recorded, same in (("s3://bucket/lake/", True), ("s3a://bucket/lake2", False), ("/bucket/lake", False)):
         assert belonging._is_same(recorded, store) is same
+
+
+@pytest.mark.parametrize(
+    ("reader", "removed", "registered"),
+    [
+        ("1:0/9000", None, "warehouse"),  # an older copy, and the log has all that it lacks
+        ("1:0/9000", "1:0/8000", "1:0/9000"),  # the log lacks some of it: the start refuses the copy
+        ("1:0/100", None, "1:0/100"),
+    ],
+)
+def test_segments_are_kept_for_an_older_copy(made: Path, reader: str, removed: str | None, registered: str) -> None:
+    house, staging = Warehouse.existing(made / "warehouse"), made / "staging"
+    register_reader(staging, "tables", Position.parse(reader), house.name)
+    if removed is not None:
+        write_json(staging / "removed.json", {"position": removed})
+    keep_segments(house, staging)
+    expected = house.source().position if registered == "warehouse" else Position.parse(registered)
+    assert read_readers(staging) == {"tables": expected}
+    assert reader_place(staging, "tables") == house.name
