@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["children", "environment", "kill", "role", "running"]
+__all__ = ["children", "environment", "is_open", "kill", "role", "running"]
 
 _ROOT = Path(__file__).parents[2]
 
@@ -43,6 +43,15 @@ def running(pid: int) -> dict[psutil.Process, list[str]]:
                 if command := process.cmdline():
                     found[process] = command
     return found
+
+
+def is_open(path: Path) -> bool:
+    """Tell whether a process has a file open."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # the process has just ended
+            if descriptor.samefile(path):
+                return True
+    return False
 
 
 def role(command: list[str]) -> str:

@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from spark_sink.files.local import NEWER, RESTORE
-from spark_sink.files.places import read_lines, sync_directory, sync_file
+from spark_sink.files.places import read_lines, remove_tree, sync_directory, sync_file
 from spark_sink.staging.log import Position, StagingError
 
 if TYPE_CHECKING:
@@ -51,13 +51,19 @@ def make_durable(checkpoint: Path, batch_id: int) -> None:
 
 
 def tidy(checkpoint: Path) -> None:
-    """Remove the unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them.
+    """Remove what Spark would refuse in a checkpoint.
+
+    - A checkpoint with micro-batches, of which somebody has deleted a part: it has no ``metadata``. All of it is removed. The tables
+      know how far they are.
+    - The unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them.
 
     Spark refuses to begin where one is (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although it never reads them: it gives a file
     its name, a number, when the file is complete. Their names begin with a dot. No stream may be running.
     """
     directories = [checkpoint / name for name in ("offsets", "commits")]
     if any(path.name.isdigit() for directory in directories for path in directory.glob("*")):
+        if not (checkpoint / "metadata").exists():
+            remove_tree(checkpoint)
         return
     for directory in directories:
         for path in directory.glob(".*"):

@@ -14,8 +14,11 @@ from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table
+from spark_sink.staging.readers import Retention
 from spark_sink.warehouse.warehouse import Warehouse
 
+KEEP = Retention(size=1 << 40)
+"""Keeps all segments."""
 BIG = 5000
 """The size in bytes of a value that is stored out of line (TOAST)."""
 
@@ -65,6 +68,7 @@ class Road:
             connection=("-d", self.database.dsn),
             create_slot=True,
             available_now=True,
+            retention=KEEP,  # other pipelines read the log from its beginning
         )
         with Launcher(config) as launcher:
             launcher.wait()

@@ -313,8 +313,8 @@ server = psycopg.connect(dsn, autocommit=True)
 code = invoke([*run, "-c"])
 server.execute("update fruit set name = 'x' where id < 3")
 server.execute("insert into fruit values (8, 'eight')")
-server.execute("truncate odd")  # that is merged by Spark
-server.execute("insert into odd values (3, 'NaN')")
+server.execute("truncate odd")
+server.execute("insert into odd values (3, 1e400)")  # Spark merges a value that its column can't hold
 code = code or invoke(run)
 code = code or invoke(["verify", "-d", dsn, "--warehouse", warehouse, *conf])
 server.close()

@@ -73,8 +73,17 @@ def test_a_checkpoint_with_a_micro_batch_is_left_alone(tmp_path: Path, directory
     (tmp_path / directory).mkdir()
     for name in ("0", ".1.f3a1.tmp"):
         (tmp_path / directory / name).touch()
+    (tmp_path / "metadata").touch()
     tidy(tmp_path)
     assert len(list((tmp_path / directory).iterdir())) == 2
+
+
+def test_what_is_left_of_a_deleted_checkpoint_is_removed(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets/3").touch()
+    tidy(checkpoint)
+    assert not checkpoint.exists()
 
 
 def test_records_of_a_micro_batch_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
