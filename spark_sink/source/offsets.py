@@ -53,8 +53,8 @@ def make_durable(checkpoint: Path, batch_id: int) -> None:
 def tidy(checkpoint: Path) -> None:
     """Remove what Spark would refuse in a checkpoint.
 
-    - A checkpoint with micro-batches, of which somebody has deleted a part: it has no ``metadata``. All of it is removed. The tables
-      know how far they are.
+    - A checkpoint with micro-batches, of which somebody has deleted a part: it has no ``metadata``. All of it is removed. The
+      tables know how far they are.
     - The unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them.
 
     Spark refuses to begin where one is (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although it never reads them: it gives a file
