@@ -286,7 +286,7 @@ class Round:
         """Before the next start, delete what may be deleted, or change how batches are cut."""
         what = self._rng.choice(["nothing", "checkpoint", "replica", "batches"])
         self.say(f"between two runs: {what}")
-        self._wait_for_jvm()
+        _wait_for_jvm(self.warehouse)
         if what == "checkpoint":
             shutil.rmtree(self.warehouse / "_cdcpipe/checkpoint", ignore_errors=True)
         elif what == "replica":
@@ -296,14 +296,6 @@ class Round:
         elif what == "batches":
             size = self._rng.choice(["10kB", "100kB", "1MB"])
             self._batch_options = ("--max-bytes-per-trigger", size, "--segment-size", self._rng.choice(["64KiB", "1MiB"]))
-
-    def _wait_for_jvm(self) -> None:
-        """Wait until the JVM of a killed run has ended. It lives for some seconds, and may still write."""
-        since = time.monotonic()
-        while processes.is_open(self.warehouse / "_cdcpipe/tables.lock"):  # the JVM inherits it
-            if time.monotonic() - since > PATIENCE_S:
-                raise SoakError(f"the JVM of a killed run has not ended; {_end_of(self.log)}")
-            time.sleep(0.05)
 
     # --- the end ---
 
@@ -388,6 +380,15 @@ class _Worker(threading.Thread):
         self.join()
         if self.error is not None and kind is None:
             raise self.error
+
+
+def _wait_for_jvm(warehouse: Path) -> None:
+    """Wait until the JVM of a killed run has ended. It lives for some seconds, and may still write."""
+    since = time.monotonic()
+    while processes.is_open(warehouse / "_cdcpipe/tables.lock"):  # the JVM inherits it
+        if time.monotonic() - since > PATIENCE_S:
+            raise SoakError("the JVM of a killed run has not ended")
+        time.sleep(0.05)
 
 
 def _end_of(log: Path) -> str:
