@@ -292,15 +292,15 @@ class Pipeline:
     def _stop_query(self) -> None:
         self._stopping.set()
         query = self._query
-        if query is not None and not jvm.has_ended(0) and query.isActive:
-            with self._batch_running:
-                # Otherwise Spark logs a long error, and runs the micro-batch again at the next start.
-                _wait_until(query, self._is_recorded)
-            # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
-            query.stop()
-        if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
-            _give_back(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
-        self._serving.close()
+        with self._serving:  # it ends also if a full disk refuses to give segments back
+            if query is not None and not jvm.has_ended(0) and query.isActive:
+                with self._batch_running:
+                    # Otherwise Spark logs a long error, and runs the micro-batch again at the next start.
+                    _wait_until(query, self._is_recorded)
+                # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
+                query.stop()
+            if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
+                _give_back(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
 
     def _is_recorded(self) -> bool:
         """Tell whether Spark has recorded the end of the last micro-batch."""
