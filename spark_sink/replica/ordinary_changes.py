@@ -172,19 +172,15 @@ class ChangeReader:
         """Read the changes of keys in a range, after the last TRUNCATE."""
         wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
         fields = {name: self._fields[name] for name in wanted}
-        if keys.is_all:
-            budget = Budget(_MOST_BYTES)
-            parts = map_reads(
-                lambda file: read_between(self._path, file, fields, "_cdc_end_lsn", *self._limits, budget), self._files, self._path
-            )
-        else:
-            budget = Budget(_MOST_BYTES_OF_RANGE)
-            tested = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_old", self._key[0])
-            parts = map_reads(
-                lambda file: read_where(self._path, file, fields, tested, lambda rows: self._is_in(rows, keys), budget),
-                self._files,
-                self._path,
-            )
+        budget = Budget(_MOST_BYTES if keys.is_all else _MOST_BYTES_OF_RANGE)
+        tested = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_old", self._key[0])
+
+        def read_file(file: Mapping[str, Any]) -> dict[str, pa.Array]:
+            if keys.is_all:
+                return read_between(self._path, file, fields, "_cdc_end_lsn", *self._limits, budget)
+            return read_where(self._path, file, fields, tested, lambda rows: self._is_in(rows, keys), budget)
+
+        parts = map_reads(read_file, self._files, self._path)
         rows = _sorted({name: joined([part[name] for part in parts], field.type) for name, field in fields.items()})
         truncates = np.flatnonzero(equal(rows["_cdc_op"], "truncate"))
         if len(truncates):

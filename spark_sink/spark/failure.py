@@ -1,8 +1,10 @@
 """Explains an error of Spark that no other part of cdcpipe explains: its reason in one line, and a hint. No pyspark.
 
-explained(Py4JJavaError(…))
-Spark failed: No space left on device
-hint: the file system is full, of bytes (df) or of files (df -i): make room; then start again
+    explained(Py4JJavaError(…))
+    Spark failed: No space left on device
+    hint: the file system is full, of bytes (df) or of files (df -i): make room; then start again
+
+An error that is not of Spark stays as it is.
 """
 
 from __future__ import annotations
