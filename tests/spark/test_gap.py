@@ -14,11 +14,12 @@ import spark_sink
 from cdcpipe.errors import CdcpipeError, GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.staging.log import log_end
-from spark_sink.staging.readers import Retention, register_reader, remove_consumed
+from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import READER, Warehouse, WarehouseError
+from support.road import KEEP
 from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
@@ -197,11 +198,10 @@ def test_an_older_copy_of_the_staging_directory(shop: Shop) -> None:
 
 def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     """While the log has the segments, the tables catch up. Later the message says which of the two is old."""
-    kept = Retention(size=1 << 30)  # otherwise the second start removes what the tables have
     copy = shutil.copytree(shop.warehouse, shop.warehouse.with_name("copy"))
     for number in (30, 31):
         shop.execute(f"insert into kept values ({number}, 'after the copy')")
-        shop.run(retention=kept)
+        shop.run(retention=KEEP)  # otherwise the second start removes what the tables have
     shutil.rmtree(shop.warehouse)
     shutil.copytree(copy, shop.warehouse)
     shop.run()  # its start removes only what this warehouse has

@@ -12,7 +12,7 @@ import spark_sink
 from cdcpipe.errors import SlotDoesNotExistError
 from spark_sink.client.slot_monitor import Lag
 from spark_sink.staging import last_error
-from spark_sink.staging.readers import Retention
+from support.road import KEEP
 from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
@@ -82,7 +82,7 @@ def test_a_new_warehouse_begins_with_the_rows_though_the_slot_is_there(
     with database.connect() as connection:
         connection.execute("create table t (id int primary key); insert into t values (1)")
         connection.execute("create publication p for table t")
-        made = config(database, tmp_path, retention=Retention(size=1 << 40))
+        made = config(database, tmp_path, retention=KEEP)
         connection.execute(f"select pg_create_logical_replication_slot('{made.launcher.slot}', 'pgoutput')")
         connection.execute("insert into t values (2)")
         made = replace(made, snapshot=None, deletes="hard")

@@ -16,10 +16,9 @@ from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.tables import TableSnapshot
-from spark_sink.staging.readers import Retention
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse
-from support.road import Road
+from support.road import KEEP, Road
 from support.waiting import until
 
 CHUNK_BYTES = 64 << 10
@@ -58,7 +57,7 @@ class InitialCopy:
                 "connection": ("-d", self.database.dsn),
                 "create_slot": True,
                 "available_now": True,
-                "retention": Retention(size=1 << 40),  # other pipelines read the log from its beginning
+                "retention": KEEP,  # other pipelines read the log from its beginning
             }
             | changes
         )
