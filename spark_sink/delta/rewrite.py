@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 
 from spark_sink.delta import deletion_vector, file_table
 from spark_sink.delta.file_table import FileTable, Replaced
-from spark_sink.delta.rows import Budget, UnsupportedError, fields_of, present_rows, read_columns, statistics, uncompressed_bytes
+from spark_sink.delta.rows import (
+    Budget,
+    UnsupportedError,
+    fields_of,
+    present_rows,
+    read_columns,
+    read_rows,
+    statistics,
+    uncompressed_bytes,
+)
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
 
@@ -68,6 +77,7 @@ class Found:
 
     file: Mapping[str, Any]
     rows: Numbers
+    """Their numbers, which ascend."""
     keys: Numbers
     """For each of these rows the number of its key."""
     present: Flags
@@ -128,12 +138,16 @@ class Rewrite:
         """Remove all present rows. They are not found any more."""
         self._gone, self._files = [*self._gone, *self._files], ()
 
-    def find(self, keys: pa.Table) -> list[Found]:
-        """Find the rows with these keys. Skips files that can't have any of them."""
-        return places.map_reads(lambda file: self._find_in(file, keys), self._candidates(keys), self._table.path)
+    def find(self, keys: pa.Table, unset: str | None = None) -> list[Found]:
+        """Find the rows with these keys, with ``unset`` only those that have no value in this column.
 
-    def _candidates(self, keys: pa.Table) -> list[Mapping[str, Any]]:
-        """Return the files that may have one of the keys, by their least and greatest values."""
+        Skips files that can't have any of them.
+        """
+        files = self._candidates(keys, None if unset is None else self._fields[unset].name)
+        return places.map_reads(lambda file: self._find_in(file, keys, unset), files, self._table.path)
+
+    def _candidates(self, keys: pa.Table, unset: str | None) -> list[Mapping[str, Any]]:
+        """Return the files that may have one of the keys, by their least and greatest values and their numbers of nulls."""
         sought = {}
         for name, field in self._key.items():
             if pa.types.is_integer(field.type) or pa.types.is_string(field.type):
@@ -142,6 +156,8 @@ class Rewrite:
         found, count = [], 0
         for file in self._files:
             known = statistics(file)
+            if known.get("nullCount", {}).get(unset) == 0:
+                continue
             least, greatest = (known.get(kind, {}) for kind in ("minValues", "maxValues"))
             if all(
                 name not in least or name not in greatest or _has_between(values, least[name], greatest[name])
@@ -153,7 +169,7 @@ class Rewrite:
             raise UnsupportedError("many rows to look through")
         return found
 
-    def _find_in(self, file: Mapping[str, Any], keys: pa.Table) -> Found:
+    def _find_in(self, file: Mapping[str, Any], keys: pa.Table, unset: str | None) -> Found:
         columns = read_columns(self._table.path, file, self._key)
         present = present_rows(self._table.path, file, len(columns["k0"]))
         if len(columns) == 1:
@@ -164,13 +180,17 @@ class Rewrite:
             there = pa.table(columns | {"row": np.arange(len(present))})
             numbered = keys.append_column("number", pa.array(np.arange(len(keys))))
             joined = there.join(numbered, list(columns), join_type="inner")
+            joined = joined.sort_by("row")
             rows, numbers = joined["row"].to_numpy(), joined["number"].to_numpy()
-        is_present = present[rows]
-        return Found(file, rows[is_present], numbers[is_present], present)
+        wanted = present[rows]
+        if unset is not None:
+            rows, numbers = rows[wanted], numbers[wanted]
+            wanted = self.values(file, [unset], rows)[unset].is_null().to_numpy(zero_copy_only=False)
+        return Found(file, rows[wanted], numbers[wanted], present)
 
-    def values(self, file: Mapping[str, Any], name: str, rows: Numbers) -> pa.Array:
-        """Return the values of some rows of a file in a column."""
-        return read_columns(self._table.path, file, {name: self._fields[name]}, Budget(_MOST_BYTES))[name].take(pa.array(rows))
+    def values(self, file: Mapping[str, Any], names: Sequence[str], rows: Numbers) -> dict[str, pa.Array]:
+        """Return the values of some rows of a file in some columns. The numbers of the rows ascend."""
+        return read_rows(self._table.path, file, {name: self._fields[name] for name in names}, rows, Budget(_MOST_BYTES))
 
     def add(self, new: Mapping[str, pa.Array], found: Sequence[Found]) -> Self:
         """Write new rows into a file, and remember the found rows, which `commit` removes. Large changes come in several calls."""

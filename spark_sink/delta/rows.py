@@ -37,6 +37,7 @@ __all__ = [
     "present_rows",
     "read_between",
     "read_columns",
+    "read_rows",
     "read_where",
     "statistics",
     "uncompressed_bytes",
@@ -63,9 +64,13 @@ class Budget:
     def take(self, size: int) -> None:
         """Take off some bytes. Raises UnsupportedError if that many are not left."""
         with self._lock:
-            if size > self._left:
-                raise UnsupportedError("many bytes to read")
+            self.check(size)
             self._left -= size
+
+    def check(self, size: int) -> None:
+        """Raise UnsupportedError if not so many bytes are left."""
+        if size > self._left:
+            raise UnsupportedError("many bytes to read")
 
 
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
@@ -207,6 +212,29 @@ def read_where(
                 rows |= _fitted(opened.read_row_group(number, _paths(opened, others)), others, count)
                 parts.append({name: values.filter(pa.array(wanted)) for name, values in rows.items()})
                 budget.take(sum(values.nbytes for values in parts[-1].values()))
+    return {name: joined([part[name] for part in parts], field.type) for name, field in fields.items()}
+
+
+def read_rows(
+    directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field], rows: Numbers, budget: Budget
+) -> dict[str, pa.Array]:
+    """Read some rows of a file: those with the numbers ``rows``, which ascend. Reads only row groups with such rows, one at a time.
+
+    The ``budget`` counts the bytes of these rows in memory, and none of the row groups may have more than is left. Raises
+    UnsupportedError as `read_columns` does.
+    """
+    parts, first = [], 0
+    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        for number in range(opened.metadata.num_row_groups):
+            group = opened.metadata.row_group(number)
+            begin, end = np.searchsorted(rows, (first, first + group.num_rows))
+            if begin < end:
+                budget.check(group.total_byte_size)
+                values = _fitted(opened.read_row_group(number, _paths(opened, fields)), fields, group.num_rows)
+                wanted = pa.array(rows[begin:end] - first)
+                parts.append({name: each.take(wanted) for name, each in values.items()})
+                budget.take(sum(each.nbytes for each in parts[-1].values()))
+            first += group.num_rows
     return {name: joined([part[name] for part in parts], field.type) for name, field in fields.items()}
 
 

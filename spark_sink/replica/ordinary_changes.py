@@ -1,8 +1,8 @@
-"""Reads the changes that small_merge.py merges, from a changelog's files. No Spark.
+"""Reads the changes that small_merge.py and small_history.py merge, from a changelog's files. No Spark.
 
     reader = ChangeReader(log, ("id",), after_lsn, until_lsn)
     for keys in reader.ranges():
-        changes = reader.read(keys)
+        events = reader.read(keys).events(keys)
 
 A few changes are one range: all keys. If they do not fit into memory, there are several ranges of keys, each with about as many
 changes. The changes of a key are all in one range, so each range can be merged without the others. Each range reads all files once
@@ -11,6 +11,9 @@ more. This takes a tenth of the time of Spark's MERGE.
 
 from __future__ import annotations
 
+import logging
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -19,19 +22,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import file_table
-from spark_sink.delta.rows import Budget, fields_of, files_between, joined, read_between, read_where, statistics, uncompressed_bytes
+from spark_sink.delta.file_table import ChangedError
+from spark_sink.delta.rows import (
+    Budget,
+    UnsupportedError,
+    fields_of,
+    files_between,
+    joined,
+    read_between,
+    read_where,
+    statistics,
+    uncompressed_bytes,
+)
 from spark_sink.files.places import map_reads
 from spark_sink.replica.ends import POSITION
 from spark_sink.replica.target import table_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from spark_sink.delta.log import TableLog
-    from spark_sink.delta.rows import Flags
+    from spark_sink.delta.rows import Flags, Numbers
+    from spark_sink.schema.table import Table
 
-__all__ = ["ChangeReader", "Changes", "KeyRange", "NotOrdinaryError", "equal"]
+__all__ = ["ChangeReader", "Changes", "Events", "KeyRange", "NotOrdinaryError", "turn_of", "without_spark"]
 
 _MOST_BYTES: Final = 256 << 20
 """The most bytes of changes, uncompressed in files, that are read at a time. A multiple of this is in memory."""
@@ -44,6 +62,12 @@ _SURELY_FEW_BYTES: Final = 8 << 20
 """Files with fewer bytes than this, compressed, are read without a look at their uncompressed sizes. In a store it is a request."""
 _SAMPLES: Final = 100_000
 """About how many keys decide where the ranges begin."""
+
+_logger = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = RetryPolicy(attempts=3)
+_LARGE: Final = threading.Lock()
+"""Held by a merge of changes in several ranges of keys. It takes much memory. So one such merge runs at a time."""
 
 _KEY_TYPES: Final = {
     "byte",
@@ -61,7 +85,26 @@ _KEY_TYPES: Final = {
 
 
 class NotOrdinaryError(Exception):
-    """The changes or the replica are unusual: Spark has to do the merge."""
+    """The changes or the table are unusual: Spark has to do the merge."""
+
+
+_EXPECTED: Final = (NotOrdinaryError, UnsupportedError, OSError)
+"""Errors whose text may be logged. The text of another error may contain values of a row."""
+
+
+def without_spark(table: Table, merge: Callable[[], None]) -> bool:
+    """Call ``merge``, and again if another program has committed meanwhile. Return whether it has merged the changes.
+
+    If not, Spark has to do it. A CdcpipeError passes through: Spark would not succeed either.
+    """
+    try:
+        _ATTEMPTS.call(merge, ChangedError)
+    except CdcpipeError:
+        raise
+    except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
+        _logger.debug("%s is left to Spark: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +135,7 @@ class Changes:
 
     columns: dict[str, pa.Array]
     """The table's own columns."""
+    end_lsn: Numbers
     op: pa.Array
     keys: list[pa.Array]
     """The key of each change: of a delete the old one, otherwise the new one."""
@@ -108,7 +152,71 @@ class Changes:
     @property
     def growth(self) -> int:
         """The number of inserts minus the number of deletes."""
-        return int(equal(self.op, "insert").sum()) - int(equal(self.op, "delete").sum())
+        return int(_equal(self.op, "insert").sum()) - int(_equal(self.op, "delete").sum())
+
+    def events(self, wanted: KeyRange) -> Events:
+        """Return what the changes do to the keys in a range. Raises NotOrdinaryError for an old row without a value for its key."""
+        count, moves = len(self), self._moves()
+        keys = self.keys
+        if len(moves):
+            moved = pa.array(moves)
+            keys = [pa.concat_arrays([values, old.take(moved)]) for values, old in zip(keys, self.old_key, strict=True)]
+        row = np.concatenate([np.arange(count), moves])
+        is_gone = np.concatenate([_equal(self.op, "delete"), np.ones(len(moves), dtype=bool)])
+        named = pa.table({f"k{index}": values for index, values in enumerate(keys)})
+        found = Events(named, row, is_gone, self._unsent(row, is_gone, moves))
+        # A change of the key has an old and a new key, and one of them may be in another range.
+        return found if wanted.is_all else found.where(wanted.has(keys[0]))
+
+    def _moves(self) -> Numbers:
+        """Return the numbers of the updates that changed the key."""
+        candidates = np.flatnonzero(self.has_old & _equal(self.op, "update"))
+        numbers, differs = pa.array(candidates), np.zeros(len(candidates), dtype=bool)
+        for old, values in zip(self.old_key, self.keys, strict=True):
+            before = old.take(numbers)
+            if before.null_count:
+                raise NotOrdinaryError("an old row without a value for its key")
+            differs |= pc.not_equal(before, values.take(numbers)).fill_null(True).to_numpy(zero_copy_only=False)
+        return candidates[differs]
+
+    def _unsent(self, row: Numbers, is_gone: Flags, moves: Numbers) -> dict[str, Flags]:
+        """Return `Events.unsent`."""
+        if self.unchanged.null_count == len(self):
+            return {}
+        parents = pc.list_parent_indices(self.unchanged).to_numpy()
+        names = pc.list_flatten(self.unchanged)
+        if np.isin(moves, parents).any():
+            raise NotOrdinaryError("an update that changed a key and left a column out")
+        found = {}
+        for name in sorted(set(pc.unique(names).to_pylist()) & self.columns.keys()):
+            is_unsent = np.zeros(len(self), dtype=bool)
+            is_unsent[parents[_equal(names, name)]] = True
+            found[name] = is_gone | is_unsent[row]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """What changes do to keys. An update that changed the key is two events: the old key has no row any more, the new one has."""
+
+    keys: pa.Table
+    """The key of each event, with the columns ``k0``, ``k1``, …"""
+    row: Numbers
+    """The number of the change."""
+    is_gone: Flags
+    """Whether the key has no row then."""
+    unsent: dict[str, Flags]
+    """For each column that some update did not send: whether the event has no value for it."""
+
+    @property
+    def number(self) -> Numbers:
+        """A number for each event, in their order. Two events of one key never have the same number."""
+        return 2 * self.row + ~self.is_gone
+
+    def where(self, wanted: Flags) -> Events:
+        """Return some of the events."""
+        unsent = {name: flags[wanted] for name, flags in self.unsent.items()}
+        return Events(self.keys.filter(pa.array(wanted)), self.row[wanted], self.is_gone[wanted], unsent)
 
 
 class ChangeReader:
@@ -159,7 +267,7 @@ class ChangeReader:
         """Return each ``step``-th value of the key's first column in a file, after a look at all its changes."""
         names = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_op", "_cdc_exact", "_cdc_old", *self._key)
         rows = read_between(self._path, file, {name: self._fields[name] for name in names}, "_cdc_end_lsn", *self._limits)
-        is_truncate = equal(rows["_cdc_op"], "truncate")
+        is_truncate = _equal(rows["_cdc_op"], "truncate")
         if is_truncate.any():
             places = zip(*(rows[name].to_numpy()[is_truncate].tolist() for name in ("_cdc_end_lsn", "_cdc_ordinal")), strict=True)
             self._truncated_at = max([*places, self._truncated_at or (0, 0)])
@@ -182,12 +290,13 @@ class ChangeReader:
 
         parts = map_reads(read_file, self._files, self._path)
         rows = _sorted({name: joined([part[name] for part in parts], field.type) for name, field in fields.items()})
-        truncates = np.flatnonzero(equal(rows["_cdc_op"], "truncate"))
+        truncates = np.flatnonzero(_equal(rows["_cdc_op"], "truncate"))
         if len(truncates):
             rows = {name: values.slice(int(truncates[-1]) + 1) for name, values in rows.items()}
         _check(rows)
         return Changes(
             {name: rows[name] for name in self.columns.names},
+            rows["_cdc_end_lsn"].to_numpy(),
             rows["_cdc_op"],
             self._keys(rows),
             rows["_cdc_old"].flatten(),
@@ -210,14 +319,19 @@ class ChangeReader:
 
     def _keys(self, rows: Mapping[str, pa.Array]) -> list[pa.Array]:
         """Return the columns of the changes' keys, as `Changes` has them. Raises NotOrdinaryError if a key lacks a value."""
-        of_old = pa.array(equal(rows["_cdc_op"], "delete") & _has_old(rows))
+        of_old = pa.array(_equal(rows["_cdc_op"], "delete") & _has_old(rows))
         keys = [pc.if_else(of_old, old, rows[name]) for old, name in zip(rows["_cdc_old"].flatten(), self._key, strict=True)]
         if any(values.null_count for values in keys):
             raise NotOrdinaryError("a change without a value for its key")
         return keys
 
 
-def equal(values: pa.Array, text: str) -> Flags:
+def turn_of(ranges: Sequence[KeyRange]) -> AbstractContextManager[Any]:
+    """Return a context in which to merge the changes of these ranges of keys. It waits for the end of other large merges."""
+    return _LARGE if len(ranges) > 1 else nullcontext()
+
+
+def _equal(values: pa.Array, text: str) -> Flags:
     """Tell for each value whether it is this text. The values have no nulls."""
     return _flags(pc.equal(values, text))
 

@@ -22,7 +22,7 @@ from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.replica.fills import constant
 from spark_sink.replica.layout import OPTIONAL
-from spark_sink.replica.target import open_target, table_columns
+from spark_sink.replica.target import key_of, open_target, table_columns
 from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def fill_without_spark(warehouse: Warehouse, table: Table, piece: Piece) -> bool
 
 
 def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
-    target = open_target(log, piece, wanted)
+    target = open_target(log, key_of(piece), wanted, piece.gone)
     if not OPTIONAL.keys().isdisjoint(target.schema.names):
         return False
     types = {field.name: field.dataType for field in target.schema}

@@ -18,25 +18,18 @@ because other programs may have written something unexpected to these tables. Un
 
 from __future__ import annotations
 
-import logging
-import threading
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdcpipe.errors import CdcpipeError
-from cdcpipe.retry import RetryPolicy
-from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rewrite import Rewrite
-from spark_sink.delta.rows import UnsupportedError
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
-from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, equal
+from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -57,15 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["merge_without_spark"]
 
-_logger = logging.getLogger(__name__)
-
-_MERGES: Final = RetryPolicy(attempts=3)
-_LARGE: Final = threading.Lock()
-"""Held by a merge of changes in several ranges of keys. It takes much memory. So one such merge runs at a time."""
-
-_EXPECTED: Final = (NotOrdinaryError, UnsupportedError, OSError)
-"""Errors whose text may be logged. The text of another error may contain values of a row."""
-
 
 def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> bool:
     """Merge a plain piece of changes into a Delta replica, and record ``position``. Creates the replica if it does not exist.
@@ -73,14 +57,7 @@ def merge_without_spark(warehouse: Warehouse, table: Table, piece: Piece, positi
     The replica gets the columns that it lacks, and wider types. Returns False, and writes no rows, if the changes are unusual.
     Nobody else may merge meanwhile.
     """
-    try:
-        _MERGES.call(lambda: _merge(warehouse, table, piece, position), ChangedError)
-    except CdcpipeError:
-        raise
-    except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
-        _logger.debug("%s is left to Spark: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
-        return False
-    return True
+    return without_spark(table, lambda: _merge(warehouse, table, piece, position))
 
 
 def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position) -> None:
@@ -88,7 +65,7 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
         if (replica.lsn or 0) < position.lsn:
             reader = ChangeReader(changelog, key_of(piece), piece.after_lsn, position.lsn, piece.gone)
             ranges = reader.ranges()
-            with _LARGE if len(ranges) > 1 else nullcontext():
+            with turn_of(ranges):
                 _merge_into(replica, reader, ranges, warehouse, table, piece, position)
 
 
@@ -131,7 +108,7 @@ def _opened(log: TableLog, warehouse: Warehouse, piece: Piece, columns: StructTy
     """Return the replica, to be rewritten: a new one, if there is none."""
     wanted = replica_schema(columns, keeps_deleted=warehouse.keeps_deleted)
     if log.version >= 0:
-        return open_target(log, piece, wanted)
+        return open_target(log, key_of(piece), wanted, piece.gone)
     return Rewrite.new(log.path, key_of(piece), wanted, replica_properties(warehouse, piece.key, columns.names))
 
 
@@ -179,33 +156,23 @@ class _Last:
 
 def _reduce(changes: Changes, wanted: KeyRange, *, keeps_deleted: bool) -> _Last:
     """Find the last change of each wanted key. A change of the key ends the old key."""
-    count = len(changes)
-    is_delete = equal(changes.op, "delete")
-    keys, moves = changes.keys, _moves(changes)
-    if len(moves):
-        moved = pa.array(moves)
-        keys = [pa.concat_arrays([values, old.take(moved)]) for values, old in zip(keys, changes.old_key, strict=True)]
-    row = np.concatenate([np.arange(count), moves])
-    is_gone = np.concatenate([is_delete, np.ones(len(moves), dtype=bool)])
-    # The last event of a key decides. Two events of one key never have the same number.
-    event = 2 * row + ~is_gone
-    known = _known(changes, row, is_gone, moves)
+    events = changes.events(wanted)
+    row, is_gone = events.row, events.is_gone
+    known = {name: pa.array(row, mask=is_unsent) for name, is_unsent in events.unsent.items()}
     unsent = frozenset(known)
     if keeps_deleted and is_gone.any():
         # A deleted row has the values of the last change with a row, else those of the replica's row.
         rows_only = pa.array(row, mask=is_gone)
         known = {name: known.get(name, rows_only) for name in changes.columns}
-    table = {f"k{index}": values for index, values in enumerate(keys)}
-    grouped = pa.table(table | {"event": event} | {f"known{i}": values for i, values in enumerate(known.values())})
-    aggregates = [("event", "max"), *((f"known{i}", "max") for i in range(len(known)))]
-    found = grouped.group_by(list(table)).aggregate(aggregates)
-    if not wanted.is_all:
-        # A change of the key has an old and a new key, and one of them may be in another range.
-        found = found.filter(pa.array(wanted.has(found["k0"])))
+    names, grouped = events.keys.column_names, events.keys.append_column("event", pa.array(events.number))
+    for index, values in enumerate(known.values()):
+        grouped = grouped.append_column(f"known{index}", values)
+    # The last event of a key decides.
+    found = grouped.group_by(names).aggregate([("event", "max"), *((f"known{i}", "max") for i in range(len(known)))])
     event = found["event_max"].to_numpy()
     is_live = (event & 1).astype(bool)
     return _Last(
-        found.select(list(table)),
+        found.select(names),
         event >> 1,
         is_live,
         {name: found[f"known{i}_max"].fill_null(-1).to_numpy() for i, name in enumerate(known)},
@@ -219,41 +186,13 @@ def _with_deleted(last: _Last, target: Rewrite, found: Sequence[Found]) -> tuple
     has_row = np.max(list(last.known.values()), axis=0) >= 0 if last.known else last.is_live
     is_kept, existing = last.is_live | has_row, 0
     for each in found:
-        is_deleted = target.values(each.file, DELETED_AT, each.rows).is_valid().to_numpy(zero_copy_only=False)
+        is_deleted = target.values(each.file, [DELETED_AT], each.rows)[DELETED_AT].is_valid().to_numpy(zero_copy_only=False)
         if (is_deleted & ~is_kept[each.keys]).any():
             raise NotOrdinaryError("a delete of a row that is deleted already")
         existing += int((~is_deleted).sum())
     for each in found:
         is_kept[each.keys] = True
     return replace(last, is_kept=is_kept), existing
-
-
-def _moves(changes: Changes) -> Numbers:
-    """Return the numbers of the updates that changed the key."""
-    candidates = np.flatnonzero(changes.has_old & equal(changes.op, "update"))
-    numbers, differs = pa.array(candidates), np.zeros(len(candidates), dtype=bool)
-    for old, values in zip(changes.old_key, changes.keys, strict=True):
-        before = old.take(numbers)
-        if before.null_count:
-            raise NotOrdinaryError("an old row without a value for its key")
-        differs |= pc.not_equal(before, values.take(numbers)).fill_null(True).to_numpy(zero_copy_only=False)
-    return candidates[differs]
-
-
-def _known(changes: Changes, row: Numbers, is_gone: Flags, moves: Numbers) -> dict[str, pa.Array]:
-    """Return, for each column that some update did not send, the number of each event's change; null if that did not send it."""
-    if changes.unchanged.null_count == len(changes):
-        return {}
-    parents = pc.list_parent_indices(changes.unchanged).to_numpy()
-    names = pc.list_flatten(changes.unchanged)
-    if np.isin(moves, parents).any():
-        raise NotOrdinaryError("an update that changed a key and left a column out")
-    found = {}
-    for name in sorted(set(pc.unique(names).to_pylist()) & changes.columns.keys()):
-        is_unknown = is_gone.copy()
-        is_unknown[parents[equal(names, name)]] = True
-        found[name] = pa.array(row, mask=is_unknown)
-    return found
 
 
 # --- the new rows ---
@@ -271,7 +210,7 @@ def _new_rows(changes: Changes, last: _Last, target: Rewrite, found: Sequence[Fo
         for each in found:
             is_wanted = last.is_kept[each.keys] & (at[each.keys] < 0)
             if is_wanted.any():
-                parts.append(target.values(each.file, name, each.rows[is_wanted]))
+                parts.append(target.values(each.file, [name], each.rows[is_wanted])[name])
                 at[each.keys[is_wanted]] = count + np.arange(len(parts[-1]))
                 count += len(parts[-1])
         if (at[groups] < 0).any():

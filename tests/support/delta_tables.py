@@ -31,6 +31,11 @@ def table_with_a_row(path: Path, schema: StructType, **values: Any) -> file_tabl
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
     """Return the rows of a table, in order."""
+    return sorted(unsorted_rows(path))
+
+
+def unsorted_rows(path: Path) -> list[tuple[Any, ...]]:
+    """Return the rows of a table, some of which may have NULL where others have values."""
     log, found = TableLog(path).refresh(), []
     table = file_table.of_log(log)
     fields = fields_of(table.physical, table.schema.names)
@@ -38,4 +43,4 @@ def rows_of(path: Path) -> list[tuple[Any, ...]]:
         columns = [values.to_pylist() for values in read_columns(path, file, fields).values()]
         present = present_rows(path, file, len(columns[0]))
         found += [row for row, is_there in zip(zip(*columns, strict=True), present, strict=True) if is_there]
-    return sorted(found)
+    return found

@@ -49,7 +49,7 @@ def test_rows_are_replaced_by_key(path: Path, monkeypatch: pytest.MonkeyPatch, s
     found = table.find(keys((1, "a"), (2, "b"), (9, "a"), (4, "a")))
     (file,) = found
     assert dict(zip(file.keys.tolist(), file.rows.tolist(), strict=True)) == {0: 1, 3: 4}
-    assert table.values(file.file, "title", file.rows[file.keys == 3]).to_pylist() == ["book 4"]
+    assert table.values(file.file, ["title"], file.rows[file.keys == 3])["title"].to_pylist() == ["book 4"]
     table.add(arrays([("a", 1, "new")]), found).commit(Position(1, 20))
     assert rows_of(path) == [("a", 0, "book 0"), ("a", 1, "new"), ("a", 2, "book 2"), ("a", 3, "book 3"), ("a", 5, "book 5")]
     log = TableLog(path).refresh()

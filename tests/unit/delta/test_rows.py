@@ -1,16 +1,18 @@
-"""How much is read at most: the budget of uncompressed bytes."""
+"""How much is read at most: the budget of uncompressed bytes, and only row groups with wanted rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
-from spark_sink.delta.rows import Budget, UnsupportedError, read_columns, uncompressed_bytes
+from spark_sink.delta.rows import Budget, UnsupportedError, read_columns, read_rows, uncompressed_bytes
 from spark_sink.staging.log import Position
 
 FIELDS = {"id": pa.field("id", pa.int64()), "text": pa.field("text", pa.string())}
@@ -46,3 +48,24 @@ def test_threads_share_a_budget(log: TableLog) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(read, range(20)))
     assert (found.count(1000), found.count(None)) == (5, 15)
+
+
+@pytest.mark.parametrize("rows", [[], [0], [99, 100, 101], [5, 999], list(range(1000))])
+def test_some_rows_of_a_file(log: TableLog, monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    """A row group counts as a whole while it is read. Of those read before, only the wanted rows count."""
+    (file,) = log.files
+    path = log.path / file["path"]
+    pq.write_table(pq.read_table(path), path, row_group_size=100)
+    one = max(pq.ParquetFile(path).metadata.row_group(number).total_byte_size for number in range(10))
+    file = {**file, "size": path.stat().st_size}
+    read: list[int] = []
+    group = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given: read.append(given[1]) or group(*given))
+    wanted = np.array(rows, dtype=np.int64)
+    found = read_rows(log.path, file, FIELDS, wanted, Budget(10 * one + len(rows) * 1100))
+    assert found["id"].to_pylist() == rows
+    assert [text.split()[0] for text in found["text"].to_pylist()] == [str(row) for row in rows]
+    assert read == sorted({row // 100 for row in rows})
+    if rows:
+        with pytest.raises(UnsupportedError, match="many bytes to read"):
+            read_rows(log.path, file, FIELDS, wanted, Budget(one // 2))

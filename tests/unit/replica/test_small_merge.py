@@ -1,13 +1,10 @@
 """Merges without Spark, also of more changes than fit into memory: these come in several ranges of keys."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, StringType
 
 from spark_sink.delta.log import TableLog
 from spark_sink.replica import ordinary_changes, small_merge
@@ -15,13 +12,11 @@ from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError
 from spark_sink.replica.pieces import Piece
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Version
-from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, append, comparable
-from support.delta_tables import rows_of, struct
-
-SCHEMA = typed_schema(struct(case=IntegerType(), id=IntegerType(), a=IntegerType(), blob=StringType(), other=BinaryType()))
+from support.delta_tables import rows_of
+from support.merges import SCHEMA, in_ranges
 
 
 class House:
@@ -43,24 +38,6 @@ class House:
         after = TableLog(self.replica).refresh().lsn or 0
         piece = Piece(self.key, tuple((name,) for name in self.key), after, lsn, is_new_table=False)
         return merge_without_spark(self.warehouse, TABLE, piece, Position(1, lsn))
-
-
-@contextmanager
-def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[list[int]]:
-    """Have changes read in ranges of about this many bytes. The list gets the numbers of ranges."""
-    numbers: list[int] = []
-    ranges = ChangeReader.ranges
-
-    def counted(reader: ChangeReader) -> list[Any]:
-        found = ranges(reader)
-        numbers.append(len(found))
-        return found
-
-    with monkeypatch.context() as patched:
-        for name, value in {"_SURELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
-            patched.setattr(ordinary_changes, name, value)
-        patched.setattr(ChangeReader, "ranges", counted)
-        yield numbers
 
 
 @pytest.mark.parametrize("deletes", ["hard", "soft"])

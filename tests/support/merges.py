@@ -1,0 +1,34 @@
+"""For tests of merges without Spark: the schema of a changelog, and changes that come in several ranges of keys."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType
+
+from spark_sink.replica import ordinary_changes
+from spark_sink.replica.ordinary_changes import ChangeReader
+from spark_sink.schema.types import typed_schema
+from support.delta_tables import struct
+
+SCHEMA: Final = typed_schema(struct(case=IntegerType(), id=IntegerType(), a=IntegerType(), blob=StringType(), other=BinaryType()))
+"""The schema of a changelog with the changes of `changelog_rows.Source`."""
+
+
+@contextmanager
+def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[list[int]]:
+    """Have changes read in ranges of about this many bytes. The list gets the numbers of ranges."""
+    numbers: list[int] = []
+    ranges = ChangeReader.ranges
+
+    def counted(reader: ChangeReader) -> list[Any]:
+        found = ranges(reader)
+        numbers.append(len(found))
+        return found
+
+    with monkeypatch.context() as patched:
+        for name, value in {"_SURELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
+            patched.setattr(ordinary_changes, name, value)
+        patched.setattr(ChangeReader, "ranges", counted)
+        yield numbers
