@@ -2,7 +2,8 @@
 
 Each round takes the changes since the history's position, and commits once. The commit records the new position.
 
-- Ordinary changes touch a few rows: a MERGE ends their current versions, and adds the new ones.
+- Ordinary changes touch a few rows: they end the current versions of these, and add new ones. small_history.py does this without
+  Spark, and leaves some of them to a MERGE.
 - Other changes touch all rows (TRUNCATE, a snapshot, another key, fills). Then the current versions are replaced. The versions that
   ended before stay as they are.
 - A snapshot may come to the changelog after later changes have come to the history. Then the history goes back to the position of
@@ -32,6 +33,7 @@ from spark_sink.replica.ends import ends_all
 from spark_sink.replica.history import as_history, as_stored, first_known, history_schema, make_versions, own_names
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of
+from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
@@ -65,8 +67,12 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     """
     path, known = house.history(table), stored_histories.facts(house, table)
     with lock.reading():
-        versions = house.versions(table)
-        if not has_key(versions) or any(unfinished == table for unfinished, _ in landed_snapshots.unfinished(house)):
+        versions = _versions(house, table)
+    if not versions or (known is not None and merge_without_spark(house, table, versions, known, until)):
+        return
+    with lock.reading():
+        versions = _versions(house, table)
+        if not versions:
             return
         # What follows may take long. It uses this version of the changelog, so that a snapshot may be landed meanwhile.
         changes = changelogs_of(spark, house).read(table)
@@ -91,6 +97,13 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
         step.replace_current()
     if step.copies != known.copies:
         delta.set_properties(spark, path, properties(copies=step.copies))
+
+
+def _versions(house: Warehouse, table: Table) -> Sequence[Version]:
+    """Return the versions of a table; none if its history can't go on now: it has no key, or an unfinished snapshot."""
+    versions = house.versions(table)
+    is_unfinished = any(unfinished == table for unfinished, _ in landed_snapshots.unfinished(house))
+    return versions if has_key(versions) and not is_unfinished else ()
 
 
 def rows_at(spark: SparkSession, house: Warehouse, table: Table, lsn: int, changes: DataFrame) -> DataFrame | None:

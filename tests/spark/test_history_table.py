@@ -14,6 +14,7 @@ from spark_sink.delta.log import TableLog
 from spark_sink.replica import history_table, merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.history import read_history
+from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
@@ -22,7 +23,7 @@ from spark_sink.upkeep.purge import purge, purge_histories
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import COLUMNS, EPOCH, KEY, TABLE, Source, append, comparable, schema_of
+from support.changelog_rows import COLUMNS, EPOCH, KEY, TABLE, Ordinary, Source, append, comparable, schema_of
 
 pytestmark = pytest.mark.spark
 
@@ -34,8 +35,8 @@ FIRST = Version(0, 0, 7, KEY, KEY)
 class Made:
     """A changelog that grows, and its stored history."""
 
-    def __init__(self, spark: Any, root: Path, seed: int) -> None:
-        self.spark, self.source, self.house = spark, Source(random.Random(seed)), Warehouse(root, "delta", history="table")
+    def __init__(self, spark: Any, root: Path, seed: int, kind: type[Source] = Source) -> None:
+        self.spark, self.source, self.house = spark, kind(random.Random(seed)), Warehouse(root, "delta", history="table")
         self.house.open(EPOCH)
         self.lock = TableLock(root)
         self.versions, self.written, self.reached = [FIRST], 0, 0
@@ -72,7 +73,7 @@ def test_rounds_make_the_versions_of_the_whole_changelog(spark: Any, tmp_path: P
     """Keys that change with unsent values, TRUNCATE, and snapshots, one of which comes to the changelog after later changes."""
     made = Made(spark, tmp_path / "warehouse", seed=0)
     source = made.source
-    for number in range(8):
+    for number in range(1, 8):
         for _ in range(source.rng.randint(1, 8)):
             made.commit()
         if number == 2:
@@ -111,6 +112,28 @@ def test_rounds_make_the_versions_of_the_whole_changelog(spark: Any, tmp_path: P
     known = stored_histories.facts(made.house, TABLE)
     assert known is not None
     assert (known.lsn, len(known.copies)) == (made.reached, 2)
+
+
+def test_ordinary_changes_need_no_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark reads the versions, and goes on with them after a TRUNCATE; then it is our turn again."""
+    made = Made(spark, tmp_path / "warehouse", seed := random.randrange(10**6), Ordinary)
+    print("seed", seed)
+    said: list[bool] = []
+    monkeypatch.setattr(history_table, "merge_without_spark", lambda *given: said.append(merge_without_spark(*given)) or said[-1])
+    for number in range(9):
+        for _ in range(made.source.rng.randint(1, 6)):
+            made.commit(8)
+        if number == 5:
+            made.source.truncate()
+            made.source.insert(3)
+            made.source.commit()
+        made.append()
+        made.bring()
+        if number in {4, 8}:
+            expected = read_history(spark, made.house.root, str(TABLE))
+            assert made.stored().columns == expected.columns
+            assert rows_of(made.stored()) == rows_of(expected)
+    assert said == [True, True, True, True, False, True, True, True]
 
 
 def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_current(

@@ -1,0 +1,218 @@
+"""Brings a stored history up to date with ordinary changes without Spark, in this process.
+
+Spark's MERGE takes seconds of a core for a few changes, and it reads each file that may have one of their keys. This module reads
+the changes from the changelog's files (ordinary_changes.py), makes the versions that they begin and end, and rewrites the history
+(delta/rewrite.py) in one commit, which also records the position. The rules are those of replica/history.py.
+
+A version that ends is removed and added again with its end. So the history gets one new file in a round.
+
+For unusual changes `merge_without_spark` writes no rows and returns False; Spark does the merge (history_table.py). Those that
+small_merge.py leaves to Spark are unusual here, too. So are
+
+- a TRUNCATE: it ends all current versions;
+- changes after which the history knows another snapshot, or has changes to take back;
+- an update that left out a column, if the row's value is not known, or has an exact text;
+- a history whose own columns have to get other names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_sink.delta import file_table
+from spark_sink.replica.history import history_schema, own_names
+from spark_sink.replica.layout import OPTIONAL
+from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
+from spark_sink.replica.pieces import cut_pieces
+from spark_sink.replica.target import key_of, open_target
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse.stored_histories import copies_until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql.types import StructType
+
+    from spark_sink.delta.log import TableLog
+    from spark_sink.delta.rewrite import Rewrite
+    from spark_sink.delta.rows import Flags, Numbers
+    from spark_sink.replica.ordinary_changes import Changes, KeyRange
+    from spark_sink.replica.pieces import Piece
+    from spark_sink.schema.table import Table, Version
+    from spark_sink.warehouse.stored_histories import HistoryFacts
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["merge_without_spark"]
+
+
+def merge_without_spark(house: Warehouse, table: Table, versions: Sequence[Version], known: HistoryFacts, until: Position) -> bool:
+    """Bring a table's history, of which the facts ``known`` are true, to the position ``until`` of its changelog.
+
+    The history gets the columns that it lacks, and wider types. Returns False, and writes no rows, if the changes are unusual. The
+    caller holds the right to write histories.
+    """
+    piece = _only_piece(versions, known, until)
+    if piece is None or known.lsn < purged_changes.last_lsn(house, table):
+        return False
+    return without_spark(table, lambda: _merge(house, table, piece, Position(until.epoch, piece.until_lsn)))
+
+
+def _only_piece(versions: Sequence[Version], known: HistoryFacts, until: Position) -> Piece | None:
+    """Return the changes to merge, if they are one plain piece, and nothing else is to be done."""
+    pieces = list(cut_pieces(versions, known.lsn, until.lsn))
+    is_right = known.known_lsn(versions) == known.lsn and copies_until(versions, until.lsn) == known.copies
+    return pieces[0] if is_right and len(pieces) == 1 and pieces[0].is_plain else None
+
+
+def _merge(house: Warehouse, table: Table, piece: Piece, position: Position) -> None:
+    with house.logs.newest(house.changelog(table)) as changelog, house.logs.newest(house.history(table)) as history:
+        reader = ChangeReader(changelog, key_of(piece), piece.after_lsn, position.lsn)
+        ranges = reader.ranges()
+        with turn_of(ranges):
+            _merge_into(history, reader, ranges, history_schema(file_table.of_log(changelog).schema), piece, position)
+
+
+def _merge_into(
+    log: TableLog, reader: ChangeReader, ranges: Sequence[KeyRange], wanted: StructType, piece: Piece, position: Position
+) -> None:
+    target: Rewrite | None = None
+    try:
+        for keys in ranges:
+            changes = reader.read(keys)
+            if changes.ends_earlier:
+                raise NotOrdinaryError("a TRUNCATE")
+            made = _Versions.of(changes, keys)
+            if target is None:  # not earlier: with unusual changes, the history stays as it is
+                if own_names(file_table.of_log(log).schema.names) != own_names(wanted.names):
+                    raise NotOrdinaryError("other names for the history's own columns")
+                target = open_target(log, key_of(piece), wanted)
+            _add(changes, made, target, key_of(piece))
+        if target is not None:
+            target.commit(position)
+    except BaseException:
+        if target is not None:
+            target.discard()
+        raise
+
+
+# --- what the changes amount to ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """The versions that some changes begin, and those that they end. Changes have their numbers; -1 stands for none."""
+
+    keys: pa.Table
+    """Each key once, with the columns ``k0``, ``k1``, …"""
+    ended_by: Numbers
+    """For each key, the change that ends its version in the history."""
+    key: Numbers
+    """For each version that begins, the number of its key."""
+    begun_by: Numbers
+    """For each of these versions, the change that begins it."""
+    next: Numbers
+    """For each of these versions, the change that ends it."""
+    known: dict[str, Numbers]
+    """For each column that some update did not send: for each of these versions, the last change with its value. Without one, the
+    version in the history has it."""
+
+    @classmethod
+    def of(cls, changes: Changes, wanted: KeyRange) -> Self:
+        """Make the versions of the keys in a range."""
+        events = changes.events(wanted)
+        count = len(events.row)
+        numbered = events.keys.append_column("event", pa.array(events.number))
+        order = pc.sort_indices(numbered, sort_keys=[(name, "ascending") for name in numbered.column_names])
+        keys, at = events.keys.take(order), order.to_numpy()
+        row, is_gone = events.row[at], events.is_gone[at]
+        begins = _begins(keys)
+        number, first = np.cumsum(begins) - 1, np.flatnonzero(begins)
+        # What a transaction changes again is no version.
+        lsn = changes.end_lsn[row]
+        is_last = np.ones(count, dtype=bool)
+        is_last[:-1] = begins[1:] | (lsn[1:] != lsn[:-1])
+        following = np.full(count, -1)
+        following[:-1] = np.where(begins[1:], -1, row[1:])
+        versions = is_last & ~is_gone
+        gone = _last_place(is_gone, first[number])
+        known = {}
+        for name, is_unsent in events.unsent.items():
+            last = _last_place(~is_unsent[at], first[number])
+            if (versions & (gone > last)).any():
+                raise NotOrdinaryError("an update of a row that was deleted")
+            known[name] = np.where(last < 0, -1, row[last])[versions]
+        return cls(keys.take(pa.array(first)), row[first], number[versions], row[versions], following[versions], known)
+
+
+def _begins(keys: pa.Table) -> Flags:
+    """Tell for each of some keys, which are in order, whether it differs from the one before."""
+    begins = np.zeros(len(keys), dtype=bool)
+    begins[:1] = True
+    for column in keys.columns:
+        values = column.combine_chunks()
+        begins[1:] |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return begins
+
+
+def _last_place(flags: Flags, first: Numbers) -> Numbers:
+    """Return for each place the last one up to it, and not before its ``first`` one, that has a flag; -1 for none."""
+    last = np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))
+    return np.where(last < first, -1, last)
+
+
+# --- the new rows ---
+
+
+def _add(changes: Changes, made: _Versions, target: Rewrite, key: Sequence[str]) -> None:
+    """Add the versions that begin, and those that end, to the rewrite."""
+    names, own = target.schema.names, own_names(target.schema.names)
+    found = target.find(made.keys, unset=own["to_lsn"])
+    rows = [target.values(each.file, names, each.rows) for each in found]
+    stored = {name: [part[name] for part in rows] for name in names}
+    stored_key = np.concatenate([np.zeros(0, dtype=np.int64), *(each.keys for each in found)])
+    # For each key the place of its version among those of the history.
+    place = np.full(len(made.keys), -1)
+    place[stored_key] = np.arange(len(stored_key))
+    if np.count_nonzero(place >= 0) < len(stored_key):
+        raise NotOrdinaryError("two current versions of a row")
+    begun, lsns = pa.array(made.begun_by), pa.array(changes.end_lsn)
+    new = _values(changes, made, stored, place) | {
+        own["valid_from"]: changes.commit_time.take(begun),
+        own["from_lsn"]: lsns.take(begun),
+    }
+    ended_by = np.concatenate([made.next, made.ended_by[stored_key]])
+    ends = pa.array(ended_by, mask=ended_by < 0)
+    written = {name: pa.concat_arrays([values, *stored[name]]) for name, values in new.items()} | {
+        own["valid_to"]: changes.commit_time.take(ends),
+        own["to_lsn"]: lsns.take(ends),
+        own["is_current"]: ends.is_null(),
+    }
+    # New versions have no value in other columns.
+    for name in stored.keys() - written.keys() if rows else ():
+        written[name] = pa.concat_arrays([pa.nulls(len(begun), stored[name][0].type), *stored[name]])
+    # Sorted by key, so that a search for a key reads few row groups.
+    order = pc.sort_indices(pa.table(written), sort_keys=[(name, "ascending") for name in (*key, own["from_lsn"])])
+    target.add({name: values.take(order) for name, values in written.items()}, found)
+
+
+def _values(changes: Changes, made: _Versions, stored: Mapping[str, Sequence[pa.Array]], place: Numbers) -> dict[str, pa.Array]:
+    """Return the values of the versions that begin, in the table's own columns."""
+    begun = pa.array(made.begun_by)
+    values = {name: column.take(begun) for name, column in changes.columns.items() if name not in made.known}
+    at = place[made.key]
+    for name, known in made.known.items():
+        is_stored = known < 0
+        if (at[is_stored] < 0).any():
+            raise NotOrdinaryError("a column that was not sent, and whose value is not known")
+        marked = [mark for mark in OPTIONAL if any(part.null_count < len(part) for part in stored.get(mark, ()))]
+        if any(pa.concat_arrays(stored[mark]).take(pa.array(at[is_stored])).null_count < is_stored.sum() for mark in marked):
+            raise NotOrdinaryError("a column that was not sent, of a row with unknown values or exact texts")
+        source = pa.concat_arrays([changes.columns[name], *stored[name]])
+        values[name] = source.take(pa.array(np.where(is_stored, len(changes) + at, known)))
+    return values
