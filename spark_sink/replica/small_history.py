@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from spark_sink.delta.log import TableLog
-    from spark_sink.delta.rewrite import Rewrite
+    from spark_sink.delta.rewrite import Found, Rewrite
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.replica.ordinary_changes import Changes, KeyRange
     from spark_sink.replica.pieces import Piece
@@ -169,50 +169,65 @@ def _last_place(flags: Flags, first: Numbers) -> Numbers:
 # --- the new rows ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Current:
+    """The current versions that the history has of some keys."""
+
+    found: Sequence[Found]
+    key: Numbers
+    """For each version, the number of its key."""
+    place: Numbers
+    """For each key, the place of its version among these; -1 for none."""
+    columns: Mapping[str, Sequence[pa.Array]]
+    """The values of each column, in one part for each file. No parts if there are no versions."""
+    is_marked: Flags
+    """For each version, whether it has unknown values, or exact texts."""
+
+    @classmethod
+    def find(cls, target: Rewrite, keys: pa.Table) -> Self:
+        """Find the versions of these keys."""
+        names = target.schema.names
+        found = target.find(keys, unset=own_names(names)["to_lsn"])
+        parts = [target.values(each.file, names, each.rows) for each in found]
+        key = np.concatenate([np.zeros(0, dtype=np.int64), *(each.keys for each in found)])
+        place, is_marked = np.full(len(keys), -1), np.zeros(len(key), dtype=bool)
+        place[key] = np.arange(len(key))
+        if np.count_nonzero(place >= 0) < len(key):
+            raise NotOrdinaryError("two current versions of a row")
+        for mark in OPTIONAL if parts else ():
+            is_marked |= pa.concat_arrays([part[mark] for part in parts]).is_valid().to_numpy(zero_copy_only=False)
+        return cls(found, key, place, {name: [part[name] for part in parts] for name in names}, is_marked)
+
+
 def _add(changes: Changes, made: _Versions, target: Rewrite, key: Sequence[str]) -> None:
     """Add the versions that begin, and those that end, to the rewrite."""
-    names, own = target.schema.names, own_names(target.schema.names)
-    found = target.find(made.keys, unset=own["to_lsn"])
-    rows = [target.values(each.file, names, each.rows) for each in found]
-    stored = {name: [part[name] for part in rows] for name in names}
-    stored_key = np.concatenate([np.zeros(0, dtype=np.int64), *(each.keys for each in found)])
-    # For each key the place of its version among those of the history.
-    place = np.full(len(made.keys), -1)
-    place[stored_key] = np.arange(len(stored_key))
-    if np.count_nonzero(place >= 0) < len(stored_key):
-        raise NotOrdinaryError("two current versions of a row")
+    current, own = _Current.find(target, made.keys), own_names(target.schema.names)
     begun, lsns = pa.array(made.begun_by), pa.array(changes.end_lsn)
-    new = _values(changes, made, stored, place) | {
-        own["valid_from"]: changes.commit_time.take(begun),
-        own["from_lsn"]: lsns.take(begun),
-    }
-    ended_by = np.concatenate([made.next, made.ended_by[stored_key]])
+    ended_by = np.concatenate([made.next, made.ended_by[current.key]])
     ends = pa.array(ended_by, mask=ended_by < 0)
-    written = {name: pa.concat_arrays([values, *stored[name]]) for name, values in new.items()} | {
-        own["valid_to"]: changes.commit_time.take(ends),
-        own["to_lsn"]: lsns.take(ends),
-        own["is_current"]: ends.is_null(),
+    begins = {own["valid_from"]: changes.commit_time.take(begun), own["from_lsn"]: lsns.take(begun)}
+    rows = {
+        name: pa.concat_arrays([new, *current.columns[name]]) for name, new in (_values(changes, made, current) | begins).items()
     }
-    # New versions have no value in other columns.
-    for name in stored.keys() - written.keys() if rows else ():
-        written[name] = pa.concat_arrays([pa.nulls(len(begun), stored[name][0].type), *stored[name]])
+    rows |= {own["valid_to"]: changes.commit_time.take(ends), own["to_lsn"]: lsns.take(ends), own["is_current"]: ends.is_null()}
+    for name, parts in current.columns.items():
+        if parts and name not in rows:  # a new version has no value in it
+            rows[name] = pa.concat_arrays([pa.nulls(len(begun), parts[0].type), *parts])
     # Sorted by key, so that a search for a key reads few row groups.
-    order = pc.sort_indices(pa.table(written), sort_keys=[(name, "ascending") for name in (*key, own["from_lsn"])])
-    target.add({name: values.take(order) for name, values in written.items()}, found)
+    order = pc.sort_indices(pa.table(rows), sort_keys=[(name, "ascending") for name in (*key, own["from_lsn"])])
+    target.add({name: values.take(order) for name, values in rows.items()}, current.found)
 
 
-def _values(changes: Changes, made: _Versions, stored: Mapping[str, Sequence[pa.Array]], place: Numbers) -> dict[str, pa.Array]:
+def _values(changes: Changes, made: _Versions, current: _Current) -> dict[str, pa.Array]:
     """Return the values of the versions that begin, in the table's own columns."""
-    begun = pa.array(made.begun_by)
+    begun, place = pa.array(made.begun_by), current.place[made.key]
     values = {name: column.take(begun) for name, column in changes.columns.items() if name not in made.known}
-    at = place[made.key]
     for name, known in made.known.items():
         is_stored = known < 0
-        if (at[is_stored] < 0).any():
+        if (place[is_stored] < 0).any():
             raise NotOrdinaryError("a column that was not sent, and whose value is not known")
-        marked = [mark for mark in OPTIONAL if any(part.null_count < len(part) for part in stored.get(mark, ()))]
-        if any(pa.concat_arrays(stored[mark]).take(pa.array(at[is_stored])).null_count < is_stored.sum() for mark in marked):
+        if current.is_marked[place[is_stored]].any():
             raise NotOrdinaryError("a column that was not sent, of a row with unknown values or exact texts")
-        source = pa.concat_arrays([changes.columns[name], *stored[name]])
-        values[name] = source.take(pa.array(np.where(is_stored, len(changes) + at, known)))
+        source = pa.concat_arrays([changes.columns[name], *current.columns[name]])
+        values[name] = source.take(pa.array(np.where(is_stored, len(changes) + place, known)))
     return values
