@@ -11,11 +11,12 @@ account with what ``cdcpipe prepare`` has found on the server:
 | a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
 | the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
+| tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
 | another system id | an error, unless the user accepts this id (pg_upgrade) |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 
-After a gap the log goes on at the slot's position, or at the log's end if that is later. Source: the manual, "Streaming Replication
-Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
+After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
+manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id and not prepared.slot_created:
         # pg_upgrade moves the slots' positions to the new cluster's WAL, and refuses slots with changes that were not consumed.
         return Verdict(account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True)
+    resume_lsn = max(confirmed, log.end_lsn, 0 if log.tables is None else log.tables.position.lsn)
     if log.divergence is not None:
-        resume_lsn = max(log.end_lsn, confirmed)
         return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
@@ -107,19 +108,32 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
                 now,
                 is_divergence=True,
             )
-            return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=max(log.end_lsn, confirmed))
+            return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
         right_lsn = min(right_lsn, branch_lsn)
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
     if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
         return Verdict(account_lsn=confirmed)  # an older version confirmed the positions of an idle server without an account
+    cause = _cause(log, prepared, right_lsn)
+    if cause:
+        gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
+        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+    return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+
+
+def _cause(log: Log, prepared: Prepared, right_lsn: int) -> str:
+    """Say what has happened if the slot is beyond ``right_lsn``, or the tables beyond the log; empty if neither is."""
+    confirmed, cause = int(prepared.confirmed_flush_lsn), ""
+    at = format_lsn(confirmed)
     if confirmed > right_lsn:
-        cause = f"slot {last.slot!r} is at {format_lsn(confirmed)}, but the log has everything only up to {format_lsn(right_lsn)}"
+        cause = f"slot {log.epochs[-1].slot!r} is at {at}, but the log has everything only up to {format_lsn(right_lsn)}"
         if prepared.slot_created:
             cause += ": the slot was gone, and is a new one"
-        if log.tables is not None and log.tables.position.lsn > log.end_lsn:
-            cause += f". The tables are at {log.tables.position}, beyond the end of the log: the staging directory is an older copy"
-        return Verdict(Gap(right_lsn, cause, log.account.time, now), account_lsn, is_new_epoch=True, resume_lsn=confirmed)
-    return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+    if log.tables is not None and log.tables.position.lsn > log.end_lsn:
+        cause += ". The " if cause else "the "
+        cause += f"tables are at {log.tables.position}, beyond the end of the log: the staging directory is an older copy"
+        if confirmed < log.tables.position.lsn:
+            cause += f". The slot is at {at}: the server may be an older copy, too, which never had their last changes"
+    return cause
 
 
 def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict:

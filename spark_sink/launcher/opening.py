@@ -107,13 +107,14 @@ class Opening:
         divergence.record(self._config.staging, self._counted(gone_back(log, prepared, cause, time.time())))
 
     def _counted(self, gap: Gap) -> Gap:
-        """Return a gap of changes that never happened with their number."""
+        """Return a gap of changes that never happened with their number, if the log has some of them."""
         try:
             from spark_sink.staging.changes import count_changes
         except ImportError:  # pyarrow is not installed: landing does not need it
             return gap
         try:
-            return replace(gap, lost=count_changes(self._config.staging, gap.after_lsn))
+            found = count_changes(self._config.staging, gap.after_lsn)
+            return replace(gap, lost=found) if found.transactions else gap
         except StagingError as ex:  # it must not hide the gap
             _logger.warning("the changes that never happened can't be counted: %s", ex)
             return gap

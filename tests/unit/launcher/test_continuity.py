@@ -59,6 +59,29 @@ def test_the_cause_names_a_new_slot_and_an_older_copy():
     assert "older copy" in older.cause
 
 
+def test_tables_beyond_the_log_are_a_gap_also_if_the_slot_is_not():
+    """Server and staging directory were restored from one older copy. The tables have changes that never happened there."""
+    log = replace(LOG, tables=TABLES)
+    verdict = judged(log)
+    assert verdict.gap is not None
+    assert verdict.gap.is_divergence  # the stream waits until the server's WAL has passed the position of the tables
+    assert (verdict.gap.after_lsn, verdict.resume_lsn, verdict.is_new_epoch) == (0x600, 0x700, True)
+    assert "the server may be an older copy, too" in verdict.gap.cause
+    promoted = judged(log, timeline=2, timeline_history=((1, 0x580),))
+    assert promoted.gap is not None
+    assert (promoted.gap.after_lsn, promoted.account_lsn, promoted.resume_lsn) == (0x580, 0x580, 0x700)
+    branched = judged(log, timeline=2, timeline_history=((1, 0x480),))
+    assert branched.resume_lsn == 0x700
+
+
+def test_a_log_goes_on_where_the_tables_are_if_the_slot_is_behind_them():
+    verdict = judged(replace(LOG, tables=TABLES), confirmed_flush_lsn=LSN(0x680))
+    assert verdict.gap is not None
+    assert (verdict.gap.after_lsn, verdict.resume_lsn) == (0x600, 0x700)
+    at_the_end = replace(TABLES, position=Position(1, 0x500))
+    assert judged(replace(LOG, tables=at_the_end)) == Verdict()
+
+
 @pytest.mark.parametrize(
     ("branch", "confirmed", "expected"),
     [
