@@ -18,7 +18,8 @@ A table can have a view that shows its json and jsonb columns as VARIANT: ``shop
 Names of tables take precedence: if a view's name is already in use, a warning is logged and there is no view.
 history_views.py keeps the views with the tables' histories, by the same rule.
 
-If a table goes on under another name (schema/names.py), it gets the new name here, and its old name is dropped.
+If a table goes on under another name (schema/names.py), it gets the new name here, and its old name is dropped. If the warehouse
+was moved, names and views of the former place are made anew.
 
 With Delta Lake, each name is an external table: the catalog holds its location, and the table holds everything else. A Parquet
 changelog is a view that reads its directory. A Parquet replica has no name here, because SQL cannot compute it
@@ -31,8 +32,10 @@ import logging
 import re
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -46,7 +49,6 @@ from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
@@ -70,6 +72,10 @@ _CHANGELOG, _HISTORY = "__changelog", "__history"
 _VARIANT = "_variant"
 _VARIANT_OF = "cdcpipe.variant_of"
 """The property of a view that names its table."""
+_PARQUET_OF = re.compile("FROM parquet.`(.*)` WITH")
+"""The part of a view's text that names the directory of a Parquet changelog."""
+_NOTHING_THERE = "DELTA_PATH_DOES_NOT_EXIST"
+"""The condition of Delta's error for a name whose table is not at its place."""
 
 
 def parse_database(text: str) -> tuple[str, ...]:
@@ -139,6 +145,7 @@ class CatalogDatabase:
             for table, owner, name, path in entries:
                 self._claim(name, owner)
                 if self._registered.get(name) != path and self._warehouse.format.exists(path):
+                    self._drop_moved(owner, name, path)
                     if self._history is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
@@ -200,11 +207,37 @@ class CatalogDatabase:
         # IF NOT EXISTS leaves alone anything that already has the name.
         found = self._described(name)
         if not _is_of(found, path):
-            location = _location(found)
-            raise WarehouseError(
-                f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
-                hint="drop it, or give another --catalog-database",
-            )
+            raise self._taken(owner, name, _location(found))
+
+    def _taken(self, owner: str, name: str, location: str) -> WarehouseError:
+        return WarehouseError(
+            f"{self._text(name)} in the catalog is not {owner}, but something else{location and f', at {location}'}",
+            hint="drop it, or give another --catalog-database",
+        )
+
+    def _drop_moved(self, owner: str, name: str, path: Path) -> None:
+        """Drop a name, and the views beside it, of the place from which the table at ``path`` was moved with its warehouse."""
+        former = self._gone(name)
+        if former is None:
+            return
+        if former.split("/")[-2:] != places.name(path).split("/")[-2:]:
+            raise self._taken(owner, name, former)
+        for view, of in ((f"{name}{_VARIANT}", _VARIANT_OF), (name.removesuffix(_CHANGELOG) + _HISTORY, HISTORY_OF)):
+            if self._histories.properties(self._quoted(view)).get(of) == former:
+                self._spark.sql(f"DROP VIEW {self._quoted(view)}")
+        self._spark.sql(f"DROP {'TABLE' if self._warehouse.format.keeps_replicas else 'VIEW'} {self._quoted(name)}")
+
+    def _gone(self, name: str) -> str | None:
+        """Return the place of the table with this name if nothing is there any more; None if something is, or for no such name."""
+        try:
+            if not self._is_there(name) or self._warehouse.format.keeps_replicas:
+                return None
+        except AnalysisException as ex:
+            if ex.getCondition() != _NOTHING_THERE:
+                raise
+            return str((ex.getMessageParameters() or {}).get("path")).removeprefix("file:")
+        found = _PARQUET_OF.search(self._described(name).get("View Text", ""))
+        return None if found is None or self._warehouse.format.exists(Path(found[1])) else found[1]
 
     def _drop(self, name: str, path: Path) -> None:
         """Drop a name, and that of the view beside it, if they are names of the table at ``path``."""

@@ -115,6 +115,28 @@ def test_a_name_of_another_table(spark: SparkSession, database: str, tmp_path: P
     assert spark.table(f"{database}.public__fruit").count() == 1
 
 
+def test_a_moved_warehouse(spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The names and the views show the tables where they are now. A name of another table that is gone is left alone."""
+    log = Log(tmp_path / "staging")
+    options: dict[str, Any] = {"catalog_database": database, "json_variants": True, "history": "view"}
+    log.segment([DOCS, into(DOCS, b"1", b"{}", None, None)])
+    Pipeline(spark, log.root, tmp_path / "warehouse", **options).process_available()
+    before = names(spark, database)
+    (tmp_path / "warehouse").rename(tmp_path / "moved")
+    log.segment([DOCS, into(DOCS, b"2", b"{}", None, None)])
+    Pipeline(spark, log.root, tmp_path / "moved", **options).process_available()
+    assert names(spark, database) == before
+    for name in ("public__docs", "public__docs__changelog", "public__docs__history", "public__docs_variant"):
+        assert spark.table(f"{database}.{name}").count() == 2
+    assert "something else" not in caplog.text
+
+    spark.sql(f"drop table {database}.public__docs")
+    spark.sql(f"create table {database}.public__docs (id int) using delta location '{tmp_path / 'other'}'")
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(WarehouseError, match=f"is not the replica of public.docs, but something else, at {tmp_path / 'other'}"):
+        Pipeline(spark, log.root, tmp_path / "moved", **options).process_available()
+
+
 def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_path: Path) -> None:
     log = Log(tmp_path / "staging")
     options: dict[str, Any] = {"format": "parquet", "catalog_database": database}
@@ -124,7 +146,8 @@ def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_p
     assert "_cdc_batch" not in changes.columns
     assert changes.count() == 1
     log.segment([FRUIT_LATER, into(FRUIT_LATER, b"2", None, b"red")])
-    Pipeline(spark, log.root, tmp_path / "warehouse", **options).process_available()
+    (tmp_path / "warehouse").rename(tmp_path / "moved")
+    Pipeline(spark, log.root, tmp_path / "moved", **options).process_available()
     assert names(spark, database) == {"public__fruit__changelog", "_cdc_schema_history"}
     assert spark.table(f"{database}._cdc_schema_history").selectExpr("size(columns)").orderBy(1).collect() == [(2,), (3,)]
     found = spark.sql(f"select id, colour from {database}.public__fruit__changelog order by id").collect()
