@@ -64,7 +64,8 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
         raise WarehouseError(
             f"{house.name} is at {position}, but was at {reached} before, and the log in {staging} goes back only"
             f" to {removed}: the warehouse is an older copy",
-            hint="restore a newer copy of the warehouse, or begin anew: another warehouse, another staging directory and slot",
+            hint="restore a newer copy of the warehouse; or move this one away, and let run begin the tables anew with a copy of"
+            " their rows: --snapshot initial",
         )
 
 
