@@ -272,9 +272,9 @@ class SchemaHistory:
             self._state = self._changelogs.state(SCHEMA_HISTORY)
             versions: dict[int, list[SchemaVersion]] = {}
             if self._state is not None:
-                rows = self._changelogs.read(SCHEMA_HISTORY)
-                for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal").collect():
-                    versions.setdefault(row["relation_id"], []).append(_version(row))
+                rows, shared = self._changelogs.read(SCHEMA_HISTORY).orderBy("_cdc_end_lsn", "_cdc_ordinal"), dict[Any, Any]()
+                for row in rows.toLocalIterator():  # not all at a time: a job may create tables anew every night, for years
+                    versions.setdefault(row["relation_id"], []).append(_version(row, shared))
             self._versions = {relation_id: list(map(self._corrected, known)) for relation_id, known in versions.items()}
         return self._versions
 
@@ -290,17 +290,20 @@ def _has_other_columns(facts: Sequence[ColumnFacts] | None, before: Sequence[Col
     return bool(facts and before) and [fact.number for fact in facts or ()] != [fact.number for fact in before or ()]
 
 
-def _version(row: Row) -> SchemaVersion:
+def _version(row: Row, shared: dict[Any, Any]) -> SchemaVersion:
+    """Return the version of a row. ``shared`` keeps equal columns once: a table that is created anew has those from before."""
     columns: Iterable[Any] = row["columns"]
+    described = tuple(Column(int(c["is_key"]), c["name"], c["type_id"], c["type_modifier"]) for c in columns)
     relation = Relation(
         None,
         row["relation_id"],
         row["table_schema"],
         row["table_name"],
         _IDENTITY_CODES[row["replica_identity"]],
-        tuple(Column(int(c["is_key"]), c["name"], c["type_id"], c["type_modifier"]) for c in columns),
+        shared.setdefault(described, described),
     )
     facts = tuple(ColumnFacts(c["number"], c["missing"], c["is_filled"]) for c in columns if c["number"] is not None)
+    facts = shared.setdefault(facts, facts)
     is_known = len(facts) == len(relation.columns)
     return SchemaVersion(row["_cdc_end_lsn"], row["_cdc_ordinal"], relation, facts if is_known else None)
 

@@ -1,12 +1,15 @@
 """The versions of a table's description: what a snapshot tells about its columns, and a description that comes again."""
 
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pyarrow.parquet as pq
 import pytest
 
+from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.published import PublishedTables
@@ -70,6 +73,32 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
         segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
+
+
+def test_a_table_that_is_created_anew_every_night_has_its_columns_once_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    ids = range(1, 4)
+    tables = PublishedTables(
+        lambda: [{"relation_id": number, "schema": "public", "name": "t", "columns": catalog("id=1 a=2")} for number in ids]
+    )
+    history = SchemaHistory(spark, house, tables)
+    for number in ids:
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=number * 10 - 5, end_lsn=number * 10, end=Position(1, number * 10))
+        use = Use(number * 10, 0, replace(table("id a"), relation_id=number), number * 10)
+        history.record_new({T: Contents(1, number * 10, [use])}, lambda *_: None, [segment])
+
+    def read(_: DeltaChangelogs, of: Table) -> Any:
+        rows = [row for path in house.changelog(of).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+        return SimpleNamespace(orderBy=lambda *names: SimpleNamespace(toLocalIterator=lambda: sorted(rows, key=itemgetter(*names))))
+
+    monkeypatch.setattr(DeltaChangelogs, "read", read)
+    found = SchemaHistory(spark, house, PublishedTables(None))
+    versions = [each for number in ids for each in found.until(number, (100, 0))]
+    assert versions == [each for number in ids for each in history.until(number, (100, 0))]
+    assert {id(each.relation.columns) for each in versions} == {id(versions[0].relation.columns)}
+    assert {id(each.facts) for each in versions} == {id(versions[0].facts)}
 
 
 @pytest.mark.parametrize(
