@@ -6,7 +6,8 @@ damaged; it gets a text that no PostgreSQL value has.
 
 If a column's type has changed, its values are in several columns of the replica. A row has its value in the column of the time when
 the row last changed. The text comes from the first of these columns with a value, the newest type first, cast to the newest type.
-An array is cast only to an array type.
+An array is cast only to an array type. This does not hold for a column that came in place of a dropped one. Then the rows from
+before were filled with its value, and the other columns have values of the dropped column.
 """
 
 from __future__ import annotations
@@ -52,9 +53,12 @@ def exact_session(spark: SparkSession) -> SparkSession:
 
 
 def sources(
-    schema: StructType, columns: Sequence[tuple[str, int, int]], types: str
+    schema: StructType, columns: Sequence[tuple[str, int, int]], types: str, filled: Collection[str] = ()
 ) -> Iterator[tuple[StructField, list[StructField]]]:
-    """Yield, for each column of the server, the field for its new values, and the replica's fields with values, newest first."""
+    """Yield, for each column of the server, the field for its new values, and the replica's fields with values, newest first.
+
+    A field that is ``filled`` has the values of all rows.
+    """
     described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
     relation = as_typed(Relation(None, 0, "", "", "d", described), types)
     present, _ = split_schema(schema)
@@ -64,20 +68,26 @@ def sources(
             other
             for other in reversed(present.fields)
             if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
+            if field.name not in filled
         ]
         # The replica's column may still be narrower than the server's.
         yield field, [*(other for other in present.fields if other.name == field.name), *older]
 
 
 class Canonical:
-    """Computes texts and checksums of a replica's rows for the server's columns, ``(name, type's OID, type modifier)``."""
+    """Computes texts and checksums of a replica's rows for the server's columns, ``(name, type's OID, type modifier)``.
 
-    def __init__(self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT) -> None:
+    ``filled`` is that of `sources`.
+    """
+
+    def __init__(
+        self, schema: StructType, columns: Sequence[tuple[str, int, int]], types: str = EXACT, filled: Collection[str] = ()
+    ) -> None:
         self._has_exact = "_cdc_exact" in schema.names
         self.names = [name for name, _, _ in columns]
         self._texts = {
             name: self._text(field, having)
-            for name, (field, having) in zip(self.names, sources(schema, columns, types), strict=True)
+            for name, (field, having) in zip(self.names, sources(schema, columns, types, filled), strict=True)
         }
         if types == NATIVE:
             self._texts |= {name: _trimmed(self._texts[name]) for name, type_id, _ in columns if type_id in NUMERIC_IDS}

@@ -284,13 +284,14 @@ class _Comparison:
         request = {"key": key}
         self._server.send({"buckets": _name(table), **request})
         self._renew(table)
-        quick = self._quick_checksums(table, columns, key)
+        filled = {fill.column for each in versions for fill in each.fills}
+        quick = self._quick_checksums(table, columns, key, filled)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
         if quick == theirs:
             count = sum(count for count, _ in theirs.values())
             return TableResult(table, server_rows=count, replica_rows=count, is_equal=True)
         rows = self._rows(table)
-        canonical = Canonical(rows.schema, columns, self._house.types)
+        canonical = Canonical(rows.schema, columns, self._house.types, filled)
         ours = canonical.checksums(rows, key)
         different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))
         differences: list[Difference] = []
@@ -317,7 +318,7 @@ class _Comparison:
             self._bases[table] = newer
 
     def _quick_checksums(
-        self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str]
+        self, table: Table, columns: Sequence[tuple[str, int, int]], key: Sequence[str], filled: Collection[str]
     ) -> dict[str, tuple[int, int]] | None:
         """Return the checksums of a small replica without later changes; None if Spark has to compute them."""
         base = self._bases[table]
@@ -327,7 +328,7 @@ class _Comparison:
         ):
             return None
         purged_changes.check(self._house, table, base.lsn)
-        return quick_checksum.checksums(base.log, columns, key, self._house.types)
+        return quick_checksum.checksums(base.log, columns, key, self._house.types, filled)
 
     def _rows(self, table: Table) -> DataFrame:
         """Return the rows that the replica has at the snapshot: those of its noted version, with the later changes applied."""

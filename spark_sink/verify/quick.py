@@ -35,7 +35,7 @@ from spark_sink.spark.value_text import Texts, arrow_texts
 from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from spark_sink.delta.log import TableLog
     from spark_sink.delta.rows import Flags, Numbers
@@ -66,14 +66,14 @@ _EXPECTED: Final = (UnsupportedError, OSError, ValueError, pa.ArrowException)
 
 
 def checksums(
-    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
+    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str, filled: Collection[str] = ()
 ) -> dict[str, tuple[int, int]] | None:
     """Return the same as canonical.Canonical.checksums for the rows of a Delta table; None if Spark has to do it.
 
-    ``described`` are the columns of the server's table: name, type's OID, type modifier.
+    ``described`` are the columns of the server's table: name, type's OID, type modifier. ``filled`` is that of canonical.sources.
     """
     try:
-        return _checksums(log, described, key, types)
+        return _checksums(log, described, key, types, filled)
     except _EXPECTED as ex:
         _logger.debug("%s is left to Spark: %s", log.path.name, ex)
         return None
@@ -112,7 +112,7 @@ def _fields(log: TableLog, names: Sequence[str]) -> dict[str, pa.Field]:
 
 
 def _checksums(
-    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str
+    log: TableLog, described: Sequence[tuple[str, int, int]], key: Sequence[str], types: str, filled: Collection[str]
 ) -> dict[str, tuple[int, int]]:
     if sum(statistics(file)["numRecords"] for file in log.files) > _MOST_ROWS:
         raise UnsupportedError("many rows")
@@ -120,7 +120,8 @@ def _checksums(
     if "_cdc_exact" in schema.names:
         raise UnsupportedError("exact texts")
     names: list[str | None] = []
-    for field, having in sources(StructType([field for field in schema if field.name != DELETED_AT]), described, types):
+    present = StructType([field for field in schema if field.name != DELETED_AT])
+    for field, having in sources(present, described, types, filled):
         if having and having != [field]:
             raise UnsupportedError(f"{field.name} has several types, or another type than on the server")
         names.append(having[0].name if having else None)

@@ -107,6 +107,15 @@ def test_values_in_more_than_one_form(tmp_path: Path, caplog: pytest.LogCaptureF
     assert refused(exact, caplog) == "t is left to Spark: exact texts"
 
 
+def test_a_column_that_came_in_place_of_a_dropped_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The older column has values of the dropped one. After a change of the type, it has those of rows from before."""
+    older, newer = StructField("v", IntegerType()), StructField("v__string", StringType())
+    log = replica(tmp_path, [ID, older, newer], (1, 7, None), (2, None, "new"))
+    described = [("id", INT8, -1), ("v", TEXT, -1)]
+    assert quick.checksums(log, described, ["id"], NATIVE, {"v__string"}) == of_texts(("1", None), ("2", "new"))
+    assert "v__string has several types" in refused(log, caplog, described)
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b""], ids=["cut", "empty"])
 def test_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any) -> None:
     log = replica(tmp_path, [ID, NOTE], (1, "one"))
