@@ -3,7 +3,7 @@
 A task opens each of its segments once, for all tables, and decodes each record once, to Arrow columns. It writes them to a Parquet
 file for each table, in the table's directory. These files are not part of the table before the driver commits them. The driver
 knows the number of rows of each file then (changelog/tables.py). So the files of a lost task never count, and the driver can have
-all tasks run again.
+all tasks run again. A task that fails removes its files: on a full disk each new attempt would take the room that was freed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cdcpipe.masks import NO_MASKS, Masks
 from cdcpipe.retry import RetryPolicy
+from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile, part_name
 from spark_sink.files.system_hints import WORKER_ENDED
 from spark_sink.schema.table import EXACT
@@ -115,7 +116,7 @@ def _write_as_task(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[W
 
 
 def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
-    """Write one file for each target that has changes in these slices."""
+    """Write one file for each target that has changes in these slices. After an error there is none of these files."""
     opened: dict[Slice, OpenSlice] = {}
 
     def open_beyond(piece: Slice, lsn: int) -> OpenSlice:
@@ -127,19 +128,33 @@ def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written |
     def beyond(lsn: int) -> Iterator[OpenSlice]:
         return (open_beyond(piece, lsn) for piece in pieces if piece.until_lsn > lsn)
 
-    return [_write_table(beyond(target.after_lsn), target) for target in targets]
+    found: list[Written | None] = []
+    try:
+        for target in targets:
+            found += [_write_table(beyond(target.after_lsn), target)]
+    except BaseException:
+        for target, written in zip(targets, found, strict=False):
+            if written is not None:
+                places.remove_files(places.place(target.directory), [written.file.name])
+        raise
+    return found
 
 
 def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
     writer: FileWriter | None = None
     exact: Counter[str] = Counter()
-    for opened in slices:
-        for batch in _reader(opened, target).read():
-            if writer is None:
-                writer = FileWriter(target.directory, part_name(), target.layout)
-            writer.write_batch(batch)
-            if target.relations is not None:
-                exact.update(_count_exact(batch))
+    try:
+        for opened in slices:
+            for batch in _reader(opened, target).read():
+                if writer is None:
+                    writer = FileWriter(target.directory, part_name(), target.layout)
+                writer.write_batch(batch)
+                if target.relations is not None:
+                    exact.update(_count_exact(batch))
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
     return None if writer is None else Written(writer.close(), exact)
 
 

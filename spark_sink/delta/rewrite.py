@@ -213,6 +213,15 @@ class Rewrite:
 
         Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
+        try:
+            replaced = self._written_for_commit()
+        except BaseException:
+            self.discard()
+            raise
+        file_table.commit(self._table, self._written, mark, replaced=replaced)
+
+    def _written_for_commit(self) -> list[Replaced]:
+        """Write what `add` has not written: the rows and the marks of files that lose rows. Return these files."""
         copied, replaced, marked = [], [Replaced(file) for file in self._gone], []
         small = {file["path"] for file in self._files if self._is_small(file)}
         for file in self._files:
@@ -233,7 +242,7 @@ class Rewrite:
         for file, left in copied:
             self._copy_left(file, left, self._writer)
         self._written += self._writer.close()
-        file_table.commit(self._table, self._written, mark, replaced=replaced)
+        return replaced
 
     def fill(self, constants: Mapping[str, pa.Scalar], copies: Mapping[str, str], mark: Mark) -> None:
         """Give all rows values in some columns, in one commit, which does not record the mark. Each file is written anew.

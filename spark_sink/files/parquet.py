@@ -81,9 +81,9 @@ class FileWriter:
             fitted(arrays[name], field.type) if name in arrays else pa.nulls(count, field.type)
             for name, field in zip(self._layout.names, self._layout.schema, strict=True)
         ]
-        if self._writer is None:
-            self._writer = self._open(columns)
-        with self._abandoned_on_error():
+        with self._discarded_on_error():
+            if self._writer is None:
+                self._writer = self._open(columns)
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
         self._rows += count
 
@@ -114,33 +114,31 @@ class FileWriter:
         )
 
     @contextmanager
-    def _abandoned_on_error(self) -> Iterator[None]:
-        """After an error (a full disk), mark the writer as closed.
-
-        Otherwise pyarrow closes the file again at garbage collection, and prints a second error.
-        """
+    def _discarded_on_error(self) -> Iterator[None]:
+        """Remove the file after an error. On a full disk it has the last room, and each new attempt would take what was freed."""
         try:
             yield
         except BaseException:
-            self._writer.is_open = False
+            self.discard()
             raise
 
     def discard(self) -> None:
         """Give up the file. In a file system, this removes what was written of it."""
         if self._writer is not None:
-            self._writer.is_open = False  # otherwise pyarrow ends the file at garbage collection
+            # Otherwise pyarrow ends the file at garbage collection, and after an error prints a second one.
+            self._writer.is_open = False
         if places.is_local(self._path):
             self._path.unlink(missing_ok=True)
 
     def close(self) -> WrittenFile:
         """End the file, make its contents durable, and return its statistics."""
-        if self._writer is None:
-            self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
-        with self._abandoned_on_error():
+        with self._discarded_on_error():
+            if self._writer is None:
+                self._writer = self._open([pa.nulls(0, field.type) for field in self._layout.schema])
             self._writer.add_key_value_metadata(_FILE_METADATA)
             self._writer.close()
-        # Segments are removed once a changelog has their changes. So the changelog's files must be as durable as the segments were.
-        places.sync_file(self._path)
+            # Segments are removed once a changelog has their changes. So its files must be as durable as the segments were.
+            places.sync_file(self._path)
         clustering = self._layout.clustering
         minimum, maximum, nulls = _statistics(self._collected[0], clustering) if self._rows else ({}, {}, {})
         return WrittenFile(self._path.name, self._path.stat().st_size, self._rows, minimum, maximum, nulls)

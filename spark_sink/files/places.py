@@ -218,14 +218,18 @@ def sync_file(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a new file with durable contents. Its name is durable after `sync_directory`."""
+    """Write a new file with durable contents. Its name is durable after `sync_directory`. After an error there is no file."""
     if not is_local(path):
         path.write_bytes(data)
         return
     with local.named(path), path.open("xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+        try:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def put_if_absent(path: Path, data: bytes) -> None:

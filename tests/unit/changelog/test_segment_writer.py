@@ -1,8 +1,11 @@
 """A small micro-batch: segments written to the files of all tables at once, without Spark."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -96,6 +99,23 @@ def test_all_tables_are_written_at_once(tmp_path: Path, segments: list[Segment],
     assert b[0].file.minimum["col-_cdc_end_lsn"] < b[0].file.maximum["col-_cdc_end_lsn"]
     assert c == []
     assert not list((tmp_path / "c").iterdir())
+
+
+def test_an_error_leaves_no_file(tmp_path: Path, segments: list[Segment], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk each new attempt would take the room that was freed."""
+    there = []
+
+    def fails(_: pa.RecordBatch) -> dict[str, int]:
+        there[:] = [len(list((tmp_path / name).iterdir())) for name in "ab"]
+        if all(there):  # a has its file, b the beginning of one
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return {}
+
+    monkeypatch.setattr(segment_writer, "_count_exact", fails)
+    with pytest.raises(OSError, match="No space left"):
+        write(segments, [target(tmp_path / "a", A), target(tmp_path / "b", B)])
+    assert there == [1, 1]
+    assert not [*(tmp_path / "a").iterdir(), *(tmp_path / "b").iterdir()]
 
 
 def test_each_table_goes_on_from_where_it_is(tmp_path: Path, segments: list[Segment]) -> None:

@@ -1,6 +1,8 @@
 """Replaces rows of a Delta table by key, without Spark and without change data."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,24 @@ def test_another_commit_meanwhile_is_an_error(path: Path) -> None:
     with pytest.raises(ChangedError):
         table.add(arrays([]), table.find(keys((1, "a")))).commit(Position(1, 20))
     assert rows_of(path) == BOOKS
+
+
+def test_an_error_before_the_commit_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new row has its file already when the marks of the replaced one can't be written: the disk is full."""
+    there = sorted(path.iterdir())
+    monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
+
+    def full(_: int) -> None:
+        assert len(list(path.iterdir())) == len(there) + 2
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    table = again(path)
+    found = table.find(keys((1, "a")))
+    table.add(arrays([("a", 1, "new")]), found).add(arrays([]), [])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        table.commit(Position(1, 20))
+    assert sorted(path.iterdir()) == there
 
 
 CHANGE_DATA_FEED = PROPERTIES | {"delta.enableChangeDataFeed": "true"}

@@ -300,7 +300,7 @@ def test_a_directory_that_is_no_warehouse(tmp_path: Path) -> None:
 
 
 def test_a_file_that_can_not_be_written_is_one_error(tmp_path: Path) -> None:
-    """A limit on the size of files stands for a full disk. pyarrow prints nothing more when it drops the file."""
+    """A limit on the size of files stands for a full disk. pyarrow prints nothing more, and nothing of the file is left."""
     program = f"""
 import resource, signal
 import pyarrow as pa
@@ -320,6 +320,7 @@ del writer
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "File too large" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_java_is_found() -> None:
