@@ -20,6 +20,9 @@ THEN: Final = "then start again"
 WORKER_ENDED: Final = "Python worker exited unexpectedly"
 """Spark's words if a Python worker of an executor has ended without an error of its own: it was killed, or it crashed."""
 
+_DAEMON_ENDED: Final = "Stream closed"
+"""Java's words if the process has ended from which Spark forks its Python workers: its stdin is closed."""
+
 _NOT_EXECUTABLE: Final = "failed to map segment from shared object"
 """The dynamic linker's words for a library in a directory that is mounted with noexec. Java puts its libraries into $TMPDIR."""
 
@@ -61,7 +64,7 @@ def is_full(error: BaseException) -> bool:
 
 def hint_in(text: str) -> str | None:
     """Return the hint for an error whose words ``text`` repeats: of a disk, a mount, a library or a Python worker; None if none."""
-    if WORKER_ENDED in text:
+    if WORKER_ENDED in text or text.endswith(_DAEMON_ENDED):
         return f"its machine's log tells whether the system killed it for lack of memory (dmesg): if so, give it more; {THEN}"
     if _NOT_EXECUTABLE in text:
         return f"the directory is mounted with noexec: set TMPDIR to one that is not; {THEN}"

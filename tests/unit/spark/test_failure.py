@@ -31,6 +31,16 @@ def test_the_reason_is_one_line_and_the_hint_fits_it() -> None:
     assert error.exit_code == 7
 
 
+def test_a_killed_process_of_spark_is_no_defect() -> None:
+    """Spark asks the process that forks its Python workers to end one, and finds that this process has ended, too."""
+    error = explained(
+        Py4JError("An error occurred while calling o102.load.\n: java.io.IOException: Stream closed\n\tat X.y(X.java:1)\n")
+    )
+    assert isinstance(error, SparkFailedError)
+    assert error.message == "Spark failed: Stream closed"
+    assert "dmesg" in str(error.hint)
+
+
 @pytest.mark.parametrize("raised", [Py4JError("Answer from Java side is empty"), AnalysisError("no such column")])
 def test_another_error_of_spark_says_where_to_look(raised: Exception) -> None:
     error = explained(raised)
