@@ -4,7 +4,8 @@ With ``json`` each line is an object:
 
     {"time": "2026-03-01T12:00:00.000Z", "level": "warning", "part": "cdcpipe.streaming.status", "message": "…"}
 
-An error that ends a command has ``hint`` and ``exit_code``, too. Messages have no values of rows, in either format.
+An error that ends a command has ``hint`` and ``exit_code``, too. Messages and stacks have no values of rows, in either format: see
+`cdcpipe/error_texts.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
+from cdcpipe.error_texts import stack_of, unexpected
 from cdcpipe.printable import printable_lines
 
-__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "is_json", "line", "show", "to_stderr", "use"]
+__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "hook_exceptions", "is_json", "line", "show", "to_stderr", "use"]
 
 _TELL_AGAIN_S: Final = 60.0
 
@@ -58,7 +62,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        stack = None if record.exc_info is None else self.formatException(record.exc_info)
+        stack = stack_of(record.exc_info[1]) if record.exc_info and record.exc_info[1] else None
         return line(record.levelname.lower(), record.name, record.getMessage(), at=record.created, stack=stack)
 
 
@@ -67,6 +71,34 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable_lines(super().format(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return stack_of(ei[1]) if ei[1] is not None else ""
+
+
+def hook_exceptions(program: str) -> None:
+    """Show what no code of ours handles by the same rule: in the main thread, in other threads, and where Python ignores it.
+
+    Python itself would print the texts of these exceptions.
+    """
+
+    def tell(ex: BaseException | None, where: str = "") -> None:
+        if ex is None:
+            return
+        message = f"{unexpected(ex)}{where}"
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed or broken
+            if is_json():
+                show(line("error", program, message, stack=stack_of(ex)))
+            else:
+                show(printable_lines(f"{program}: error: {message}\n{stack_of(ex)}"))
+
+    def tell_of_thread(found: threading.ExceptHookArgs) -> None:
+        if not isinstance(found.exc_value, SystemExit):
+            tell(found.exc_value, f", in the thread {found.thread.name}" if found.thread is not None else "")
+
+    sys.excepthook = lambda _kind, ex, _frames: tell(ex)
+    threading.excepthook = tell_of_thread
+    sys.unraisablehook = lambda found: tell(found.exc_value, ", which Python ignores")
 
 
 def to_stderr(level: int, text: str) -> None:

@@ -24,6 +24,7 @@ from click.core import ParameterSource
 from cdcpipe import descriptors, logs
 from cdcpipe.config import PollConfig, StreamConfig, StreamOptions
 from cdcpipe.descriptors import STDOUT, stdout_error
+from cdcpipe.error_texts import SETTING, shown, unexpected
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
@@ -458,11 +459,12 @@ def _unexpected(ex: Exception) -> ExitCode:
     """Print an error that no other part of cdcpipe explains, and return the exit code."""
     log.debug("unexpected", exc_info=ex)
     if (limit := limit_hint(ex)) is not None:
-        return _complain(f"a limit of this machine is reached: {str(ex) or type(ex).__name__}", limit, ExitCode.SYSTEM_ERROR)
+        return _complain(f"a limit of this machine is reached: {shown(ex)}", limit, ExitCode.SYSTEM_ERROR)
     if (failure := failure_of_others(ex)) is not None:
-        return _complain(failure, "it is no part of cdcpipe; -vv shows the error with its text", ExitCode.SYSTEM_ERROR)
-    hint = "this is a defect of cdcpipe: -vv shows where it comes from"
-    return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
+        hint = f"it is no part of cdcpipe; -vv shows how it came there, with {SETTING}=1 also the error's text"
+        return _complain(failure, hint, ExitCode.SYSTEM_ERROR)
+    hint = f"this is a defect of cdcpipe: -vv shows how it came there, with {SETTING}=1 also the error's text"
+    return _complain(unexpected(ex), hint, ExitCode.SYSTEM_ERROR)
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
@@ -480,6 +482,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 def main() -> NoReturn:
     """Run the command line and exit. This is the entry point of the console script."""
     descriptors.fill_closed()
+    logs.hook_exceptions("cdcpipe")
     code = invoke()
     try:
         sys.stdout.flush()

@@ -16,6 +16,7 @@ import click
 import cloup
 
 from cdcpipe import descriptors, logs
+from cdcpipe.error_texts import SETTING, unexpected
 from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.options import usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
@@ -104,8 +105,8 @@ def _unexpected(ex: Exception) -> ExitCode:
 
     if isinstance(error := explained(ex), CdcpipeError):
         return _complain(error.message, error.hint, error.exit_code)
-    hint = "this is a defect of cdcpipe: -v shows where it comes from"
-    return _complain(f"unexpected {type(ex).__name__}: {ex}", hint, ExitCode.SYSTEM_ERROR)
+    hint = f"this is a defect of cdcpipe: -v shows how it came there, with {SETTING}=1 also the error's text"
+    return _complain(unexpected(ex), hint, ExitCode.SYSTEM_ERROR)
 
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
@@ -122,6 +123,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 def main() -> NoReturn:
     """Run the command line and exit. The console script calls this."""
     descriptors.fill_closed()
+    logs.hook_exceptions("cdcpipe-spark")
     code = invoke()
     try:
         sys.stdout.flush()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 
+from cdcpipe.error_texts import without_values
 from cdcpipe.masks import NO_MASKS, Masks
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files import places
@@ -110,7 +111,8 @@ def _slice(segment: Segment, origin: Origin | None) -> Slice:
 
 
 def _write_as_task(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
-    found = _write(pieces, targets)
+    with without_values():
+        found = _write(pieces, targets)
     settle()
     return found
 

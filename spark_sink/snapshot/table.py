@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from cdcpipe.error_texts import without_values
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import insert_snapshot
@@ -247,7 +248,8 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
 
     def write(task: ChunkTask) -> Written | str:
         try:
-            written = write_chunk(task, rows.add)
+            with without_values():
+                written = write_chunk(task, rows.add)
         except LockedError as ex:  # the task has not read anything yet, so it can be tried again
             return ex.message
         settle()

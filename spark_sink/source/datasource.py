@@ -80,6 +80,7 @@ from pyspark.sql.types import (
 
 import cdcpipe
 import spark_sink
+from cdcpipe.error_texts import without_values
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.local import local_directory
 from spark_sink.files.temporary import directory_of_process
@@ -393,7 +394,8 @@ class _BatchReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not an
         return self._options.partitions(self._options.start, self._options.end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._options.read(partition, self._schema)
+        with without_values():
+            yield from self._options.read(partition, self._schema)
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark is not analysed
@@ -461,7 +463,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return self._options.partitions(read_offset(start), read_offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._options.read(partition, self._schema)
+        with without_values():
+            yield from self._options.read(partition, self._schema)
 
 
 def _offset(position: Position) -> dict[str, Any]:

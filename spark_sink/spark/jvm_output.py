@@ -9,7 +9,7 @@ The JVM, the scripts that start it, Ivy, the Python workers and Spark's log shar
 | any other line: Ivy's report, ``WARNING: Using incubator modules``, a Python worker that a query has left | held back |
 
 If Spark does not start, or an error ends the command, `show_held` shows the last lines that were held back. With ``-v`` none is
-held back.
+held back. Once the session is ready, values of rows are left out of all lines (`java_texts.py`).
 
 A thread takes the lines as they come, whatever happens to them, so that the JVM never waits for a full pipe.
 """
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe import logs
 from cdcpipe.threads import Worker
+from spark_sink.spark.java_texts import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ class JvmOutput:
         self._held_count = 0
         self._at_start: deque[str] = deque(maxlen=_HELD_LINES)
         self._begun = b""
+        self._lines = Lines()
         self.has_ended = False
         """Whether nobody has the writing end any more, and all is taken."""
         self._lock = threading.RLock()
@@ -127,6 +129,10 @@ class JvmOutput:
             self._on_step(f"fetching {found[1]}")
         if not self._is_ready:
             self._at_start.append(line[:_HELD_LENGTH])
+        elif (said := self._lines.take(line)) is None:
+            return
+        else:
+            line = said
         if not self._holds or _LOG_ENTRY.match(line) or (self._is_ready and _OF_JAVA.match(line)):
             _show(line)
         else:

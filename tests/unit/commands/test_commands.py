@@ -124,7 +124,7 @@ def test_the_end_of_a_file_is_no_interruption(tmp_path: Path) -> None:
     os.truncate(compiled, 1000)
     ended = run_spark_cli("status", "--staging", str(tmp_path), env=environment)
     assert ended.returncode == 7
-    assert ended.stderr.strip().startswith("cdcpipe-spark: error: unexpected EOFError: ")
+    assert ended.stderr.strip().startswith("cdcpipe-spark: error: unexpected EOFError in line ")
 
 
 LIMITED = """

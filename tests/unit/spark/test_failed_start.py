@@ -6,6 +6,7 @@ import pytest
 
 from spark_sink.files.system_hints import hint_in
 from spark_sink.spark.failed_start import failed_start, reason_of
+from support.spark_errors import Py4JError
 
 ENDED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
 MASTER = """WARNING: Using incubator modules: jdk.incubator.vector
@@ -73,7 +74,7 @@ def test_a_python_worker_that_was_killed_is_one_line_with_a_hint() -> None:
         "'spark.python.worker.faulthandler.enabled' configuration to 'true' for the better Python traceback.\n\tat X.y(X.scala:1)\n"
         "Caused by: java.net.SocketException: Connection reset\n"
     )
-    reason = reason_of(RuntimeError(said))
+    reason = reason_of(Py4JError(said))
     assert reason == "Python worker exited unexpectedly"
     assert "dmesg" in str(hint_in(reason))
 

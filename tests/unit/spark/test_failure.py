@@ -5,12 +5,7 @@ import pytest
 import spark_sink.__main__ as command
 from cdcpipe.errors import CdcpipeError
 from spark_sink.spark.failure import SparkFailedError, explained
-
-
-class Py4JError(Exception):
-    """Stands for the class of this name: no test here imports Spark."""
-
-    __module__ = "py4j.protocol"
+from support.spark_errors import Py4JError
 
 
 class AnalysisError(Exception):

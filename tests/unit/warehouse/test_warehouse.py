@@ -22,6 +22,7 @@ from spark_sink.spark import session
 from spark_sink.spark.environment import prepare_workers
 from spark_sink.staging.log import Epoch, Position, StagingError
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, decode_name, encode_name
+from support.spark_errors import Py4JError
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 
@@ -186,12 +187,12 @@ spark_sink.staging.StagingError: segment 1 is damaged
         ("x\n: a.B: two: it\nCaused by: a.C: it\n", "two: it"),
         (PYTHON, "segment 1 is damaged"),
         ("[TABLE_NOT_FOUND] no such table\nsecond line", "[TABLE_NOT_FOUND] no such table"),
-        ("", "RuntimeError"),
+        ("", "Py4JError"),
     ],
 )
 def test_an_error_of_spark_in_one_line(text: str, reason: str) -> None:
-    assert session.reason_of(RuntimeError(text)) == reason
-    assert session.raised_of(RuntimeError(text)) == (("StagingError", reason) if text is PYTHON else None)
+    assert session.reason_of(Py4JError(text)) == reason
+    assert session.raised_of(Py4JError(text)) == (("StagingError", reason) if text is PYTHON else None)
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:
