@@ -25,7 +25,7 @@ from spark_sink.spark.home import HOME_HINT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["failed_start", "raised_of", "reason_of"]
+__all__ = ["failed_start", "not_fetched", "raised_of", "reason_of"]
 
 JVM_ENDED: Final = "JAVA_GATEWAY_EXITED"
 """In the text of pyspark's error if the JVM ended before it had sent its port."""
@@ -38,6 +38,8 @@ _NOISE: Final = re.compile(
     r"|Error: (?:Could not create the Java Virtual Machine|A fatal exception has occurred)"
 )
 """Lines of the JVM's stderr that give no reason."""
+_NOT_FETCHED: Final = re.compile(r"(?:unresolved dependency|download failed): ([^#\s]+)#([^;\s]+);([^:!,\s\]]+)")
+_NO_ACCESS: Final = re.compile(r"\s*Server access error at url https?://([^/\s]+)\S* \((?:[\w$]+\.)*([\w$]+(?:: .*)?)\)")
 _HEAP: Final = re.compile(r"-Xm[xs]|heap size|heap space|reserve enough space|allocate memory", re.IGNORECASE)
 _OPEN_FILES: Final = re.compile(r"Too many open files|Error loading java\.security file")
 """With too few open files, the JVM opens Spark's some 300 jars, and then cannot open a file of its own."""
@@ -88,6 +90,20 @@ def reason_in(lines: Sequence[str]) -> str | None:
         if (found := _UNCAUGHT.match(line)) is not None:
             return found[2] or found[1]
     return next((line.removeprefix("Error: ") for line in lines if line.strip() and not _NOISE.match(line)), None)
+
+
+def not_fetched(lines: Sequence[str]) -> str | None:
+    """Return which packages Spark could not fetch, and why, from what the JVM wrote to its stderr; None if it fetched all.
+
+    The report of Ivy, which fetches them, has a hundred lines.
+    """
+    packages = [
+        ":".join(found.groups()) for line in lines if line.startswith("Exception in") for found in _NOT_FETCHED.finditer(line)
+    ]
+    if not packages:
+        return None
+    reasons = ", ".join(dict.fromkeys(f"{found[1]}: {found[2]}" for found in map(_NO_ACCESS.match, lines) if found is not None))
+    return f"{' and '.join(packages)}{reasons and f' ({reasons})'}"
 
 
 def failed_start(

@@ -27,7 +27,7 @@ from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, without_pandas
 from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
-from spark_sink.spark.failed_start import JVM_ENDED, failed_start, raised_of, reason_of
+from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _NO_DELTA_HINT = (
     f"give a directory with {' and '.join(DELTA_JARS)} as --jars DIR, let this machine reach Maven Central "
     "(repo1.maven.org), or use --format parquet, which needs no jar"
+)
+_NO_PACKAGES_HINT = (
+    "correct --conf spark.jars.packages, let this machine reach the packages' repository, or give the jars by --jars DIR"
 )
 _JAVA_MINIMUM = 17
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
@@ -161,13 +164,9 @@ def build(
 def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str, str]) -> InitError:
     """Return the error to raise for an exception at the start of Spark. Shows what the JVM wrote if that may say more."""
     has_ended = JVM_ENDED in str(ex) or jvm.has_ended(jvm.END_S)
-    if "spark.jars.packages" in settings and has_ended:
-        jvm.show_held()
-        return InitError(
-            f"Spark did not start; if the lines above name unresolved dependencies, Delta Lake {DELTA_VERSION} "
-            "could not be fetched",
-            hint=_NO_DELTA_HINT,
-        )
+    if has_ended and (missing := not_fetched(jvm.at_start())) is not None:
+        hint = _NO_DELTA_HINT if "io.delta:" in missing else _NO_PACKAGES_HINT
+        return InitError(f"Spark did not start, because it could not fetch {missing}", hint=f"{hint}; -v shows where Spark looked")
     error, has_reason = failed_start(ex, settings, given, jvm.at_start() if has_ended else None)
     if not has_reason:
         jvm.show_held()
@@ -456,5 +455,6 @@ def ended_error() -> CdcpipeError:
     """Return the error to raise when Spark's JVM has ended while a command needed it."""
     return CdcpipeError(
         "Spark's JVM has ended while it was needed",
-        hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), change --conf spark.driver.memory",
+        hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), give the machine or the container"
+        " more, or Java less: --conf spark.driver.memory. If OutOfMemoryError stands above, give Java more",
     )

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from spark_sink.files.system_hints import hint_in
-from spark_sink.spark.failed_start import failed_start, reason_of
+from spark_sink.spark.failed_start import failed_start, not_fetched, reason_of
 from support.spark_errors import Py4JError
 
 ENDED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."
@@ -89,3 +89,22 @@ def test_a_full_disk_and_a_home_of_another_spark_are_named(monkeypatch: pytest.M
     assert "SPARK_HOME" not in hint(missing)
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert hint(missing) == "unset SPARK_HOME, or set it to the directory of a Spark 4.2"
+
+
+IVY = """:::: WARNINGS
+\t\tmodule not found: io.delta#delta-storage;4.4.0
+:::: ERRORS
+\tServer access error at url https://repo1.maven.org/maven2/io/delta/a.pom (java.net.ConnectException: Connection refused)
+
+\tServer access error at url https://repo1.maven.org/maven2/io/delta/a.jar (java.net.ConnectException: Connection refused)
+
+Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: io.delta#delta-spark_4.2_2.13;4.4.0: not found, \
+download failed: a.b#c;1.0!c.jar]
+\tat org.apache.spark.util.MavenUtils$.resolveMavenCoordinates(MavenUtils.scala:539)"""
+
+
+def test_packages_that_were_not_fetched_are_one_line() -> None:
+    reason = "repo1.maven.org: ConnectException: Connection refused"
+    assert not_fetched(IVY.splitlines()) == f"io.delta:delta-spark_4.2_2.13:4.4.0 and a.b:c:1.0 ({reason})"
+    assert not_fetched([line for line in IVY.splitlines() if "ERRORS" in line or "Exception in" in line]) is not None
+    assert not_fetched(MASTER.splitlines()) is None
