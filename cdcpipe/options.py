@@ -13,7 +13,7 @@ from cdcpipe.logs import FORMATS
 from cdcpipe.publishing import KEYLESS, REFUSE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 __all__ = [
     "CONNECTION",
@@ -26,6 +26,7 @@ __all__ = [
     "SLOT",
     "Option",
     "OptionGroup",
+    "text_mistake",
     "usage_hint",
 ]
 
@@ -45,6 +46,18 @@ class OptionGroup:
     title: str
     help: str
     options: tuple[Option, ...]
+
+
+def text_mistake(error: BaseException, arguments: Sequence[str]) -> tuple[str, str] | None:
+    """Return message and hint if an error comes from an argument whose bytes are not UTF-8; None for any other error.
+
+    Only paths may have such bytes. The argument is not shown, because it may be a connection string.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        return None
+    wrong = [number for number, given in enumerate(arguments, 1) if any("\udc80" <= each <= "\udcff" for each in given)]
+    hint = "names, options and parameters are sent as UTF-8: use a UTF-8 terminal and locale (LC_ALL=C.UTF-8)"
+    return (f"argument {wrong[0]} is not UTF-8", hint) if wrong else None
 
 
 def usage_hint(arguments: Iterable[str], names: Collection[str], otherwise: str | None = "--help shows the options") -> str | None:

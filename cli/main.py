@@ -29,7 +29,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, OutputError
 from cdcpipe.exposition import Address, serving
 from cdcpipe.limits import limit_hint
 from cdcpipe.lsn import LSN, format_lsn
-from cdcpipe.options import LOG_FORMAT, METRICS, usage_hint
+from cdcpipe.options import LOG_FORMAT, METRICS, text_mistake, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import failure_of_others
 from cdcpipe.printable import printable_lines
@@ -449,6 +449,8 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
             return _unexpected(ex.__cause__)
         return 128 + signal.SIGINT
     except Exception as ex:  # noqa: BLE001 - every error has its line and its exit code
+        if (mistake := text_mistake(ex, given)) is not None:
+            return _complain(*mistake, ExitCode.INVALID_ARGS)
         return _unexpected(ex)
     except SystemExit:  # click raises this for a closed pipe
         return ExitCode.SYSTEM_ERROR

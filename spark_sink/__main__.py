@@ -18,7 +18,7 @@ import cloup
 from cdcpipe import descriptors, logs
 from cdcpipe.error_texts import SETTING, unexpected
 from cdcpipe.errors import CdcpipeError, OutputError
-from cdcpipe.options import usage_hint
+from cdcpipe.options import text_mistake, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable_lines
 from cdcpipe.threads import have_no_blas_threads
@@ -91,6 +91,8 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:  # click raises this if stdout is a closed pipe
         return ExitCode.SYSTEM_ERROR
     except Exception as ex:  # noqa: BLE001 - every error has its line and its exit code
+        if (mistake := text_mistake(ex, sys.argv[1:] if arguments is None else arguments)) is not None:
+            return _complain(*mistake, ExitCode.INVALID_ARGS)
         return _unexpected(ex)
     # The exit code that a command passes to Context.exit.
     return result if isinstance(result, int) else ExitCode.SUCCESS

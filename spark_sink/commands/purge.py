@@ -57,7 +57,7 @@ def command(
     confs: tuple[str, ...],
     verbose: bool,
 ) -> None:
-    """Remove old changes from the changelogs, for good. cdcpipe-spark run may continue meanwhile.
+    """Remove old changes from the changelogs, for good. A pipeline may run meanwhile.
 
     Replicas stay as they are, and changes that they do not have yet are kept. Afterwards as-of can't show the removed past, and a
     lost replica can't be made again, until cdcpipe-spark snapshot --table copies the table again. With Parquet, only changes from

@@ -68,7 +68,7 @@ def command(
     verbose: bool,
     **connection: Any,
 ) -> None:
-    """Copy tables into an existing warehouse, anew or for the first time. cdcpipe-spark run may continue meanwhile.
+    """Copy tables into an existing warehouse, anew or for the first time. A pipeline may run meanwhile.
 
     Each table gets the rows that one snapshot of the server shows, and follows the stream from there. The changelog gets these rows
     with _cdc_op 'snapshot', and one commit replaces the replica. After a kill, start the command again.

@@ -32,7 +32,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import ProtocolError
+from cdcpipe.error_texts import unexpected
+from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.measures import Histogram
@@ -156,7 +157,7 @@ class Launcher(Background):
 
     def _take_error(self, ex: BaseException) -> None:
         super()._take_error(ex)
-        self._note(last_error=str(ex))
+        self._note(last_error=ex.message if isinstance(ex, CdcpipeError) else unexpected(ex))
 
     def _note(self, **changes: Any) -> None:
         with self._progress_lock:

@@ -30,6 +30,12 @@ def test_an_option_is_explained_in_one_sentence(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
+def test_no_name_is_broken_on_a_usual_terminal(path: str) -> None:
+    """Such as ``cdcpipe-`` at the end of a line, and ``spark`` on the next one."""
+    assert re.findall(r"\S*\w-$", help_text(path, 80), re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("path", COMMANDS)
 def test_no_range_is_shown_as_click_does(path: str) -> None:
     """Such as ``[x>=0.1]``: the sentence says which values an option takes, or the error does."""
     assert not re.search(r"[<>]=?x|x[<>]", help_text(path))

@@ -26,6 +26,8 @@ USAGE = [
     (["-S", "s", "-m", "nonsense=1"], "nonsense"),
     (["-S", "s", "-m", "sslmode=Mars"], "correct sslmode, which -m or -d gives"),
     (["-S", "s", "-p", "Mars", "-L"], "correct -p"),
+    (["-S", "s", "-U", "n\udcfc"], "argument 4 is not UTF-8"),
+    (["prepare", "-S", "s", "-d", "dbname=n\udcfc"], "argument 5 is not UTF-8"),
     (["prepare", "-S", "s", "-p", "Mars"], "correct -p"),
     (["-S", "s", "-m", "password=CANARY"], "password"),
     (["-S", "s", "-d", "postgresql://u:CANARY@h/db"], "password"),
