@@ -105,6 +105,11 @@ class Slot:
         return self.in_recovery and bool(self.synced)
 
     @property
+    def is_passing_copy(self) -> bool:
+        """Whether it is such a copy, and a promotion would remove it: the primary's slot has to move before the copy lasts."""
+        return self.is_copy and self.temporary
+
+    @property
     def is_free(self) -> bool:
         """Whether a stream from the slot can start now, as far as other processes and servers decide it."""
         return not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
@@ -245,7 +250,8 @@ def slot_in_use_message(slot: Slot) -> str:
     """Return a message that says why a slot is not free: which process uses it, or that it is a copy."""
     if slot.is_copy:
         what = "this standby's copy of its primary's slot: nobody can stream from it before the standby is promoted"
-        return f"replication slot {slot.name!r} is {what}"
+        passing = "; the copy does not last yet, so a promotion now would lose the slot" if slot.is_passing_copy else ""
+        return f"replication slot {slot.name!r} is {what}{passing}"
     if slot.confirmed_flush_lsn is None and not slot.active:
         return f"replication slot {slot.name!r} is still being created"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"

@@ -55,14 +55,19 @@ def wait_until_free(
             return slot
         state = slot_in_use_message(slot)
         if state != said:
-            log.info("%s; waiting", state)
+            log.log(logging.WARNING if slot.is_passing_copy else logging.INFO, "%s; waiting", state)
             said = state
         waited_s = clock() - started_at
         if config.duration_s is not None and waited_s >= config.duration_s:
-            end = "promote this standby" if slot.is_copy else "stop that consumer"
-            raise SlotInUseError(f"{state}; waited {waited_s:.1f} s", hint=f"wait longer (-u), or {end}")
+            raise SlotInUseError(f"{state}; waited {waited_s:.1f} s", hint=f"wait longer (-u), or {_ends_waiting(slot)}")
         remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
         sleep(max(0.0, min(config.interval_s, remaining_s)))
+
+
+def _ends_waiting(slot: Slot) -> str:
+    if slot.is_passing_copy:
+        return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
+    return "promote this standby" if slot.is_copy else "stop that consumer"
 
 
 def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
