@@ -69,6 +69,7 @@ _OF_REFUSAL = [
         ("not currently accepting connections", "let the database take connections: ALTER DATABASE name ALLOW_CONNECTIONS true"),
         ("permission denied for database", "GRANT CONNECT ON DATABASE name TO role"),
         ("database .*does not exist|invalid database", HINTS[sqlstate.INVALID_CATALOG_NAME]),
+        ("local user with ID", "name the database's user (-U, PGUSER): the user id of this process has no name that could be it"),
         ("role .*does not exist", "check the user's name (-U, PGUSER)"),
         ("WAL sender|replication role", NO_REPLICATION),
         ("pg_hba", HINTS[sqlstate.INVALID_AUTHORIZATION]),

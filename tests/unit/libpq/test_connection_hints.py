@@ -95,3 +95,8 @@ REFUSALS = [
 def test_a_session_that_the_server_refuses_has_a_hint_of_its_own(refusal: str, hint: str) -> None:
     """The messages are those of PostgreSQL 14 to 18."""
     assert hint in connection_hint(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {refusal}', NOBODY)
+
+
+def test_a_user_id_without_a_name_is_told_to_name_the_user() -> None:
+    """libpq takes the name of the system's user where none is given, such as in a container with any user id."""
+    assert "-U, PGUSER" in connection_hint("local user with ID 12345 does not exist", {})
