@@ -20,7 +20,7 @@ __all__ = ["Lines", "condition_of", "is_of_java_shown", "is_shown", "withheld"]
 
 _OF_VALUES: Final = re.compile(
     r"(?:NumberFormat|DateTime|DateTimeParse|Arithmetic|InvalidFormat|CharacterCoding|MalformedInput|SparkRuntime|SparkArithmetic"
-    r"|SparkDateTime|SparkNumberFormat|SparkIllegalArgument|SparkArrayIndexOutOfBounds|SparkUpgrade)Exception|PySpark(?:Type|Value)Error"
+    r"|SparkDateTime|SparkNumberFormat|SparkIllegalArgument|SparkArrayIndexOutOfBounds|SparkUpgrade|DeltaInvariantViolation|InvariantViolation)Exception|PySpark(?:Type|Value)Error"
 )
 """The classes of Java, Spark and pyspark whose texts may have values."""
 _OTHERS: Final = ("java.", "javax.", "jdk.", "scala.", "org.", "io.", "com.", "pyspark.", "py4j.")
@@ -30,7 +30,10 @@ _STATE: Final = re.compile(r"SQLSTATE: (\w{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _ABOUT_FILES: Final = ("KD", "XXK")
 """The beginnings of Spark's own SQLSTATEs whose texts name files and sources of data."""
-_ENDS_TEXT: Final = re.compile(r"\s+at |\t\.\.\. |Caused by: |Traceback |  File |\d{4}-\d\d-\d\d |\{\"time\": ")
+_ENDS_TEXT: Final = re.compile(
+    r"\s+at |\t\.\.\. |Caused by: |Exception in thread |# A fatal error"
+    r"|Traceback |  File |During handling of |The above exception |\d{4}-\d\d-\d\d |\{\"time\": "
+)
 
 
 def is_of_java_shown(name: str) -> bool:

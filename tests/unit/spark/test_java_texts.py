@@ -68,6 +68,10 @@ def test_errors_of_ours_and_of_files_keep_their_texts() -> None:
         (f"{LOST}org.apache.spark.SparkDateTimeException: [CAST_INVALID_INPUT] The value 'secret", "SparkDateTimeException"),
         (f"{LOST}org.apache.spark.SparkException: {CAST.replace(chr(10), ' ')}", "SparkException: [CAST_INVALID_INPUT]"),
         ('Caused by: java.lang.NumberFormatException: For input string: "secret"', "NumberFormatException"),
+        (
+            "x.DeltaInvariantViolationException: [DELTA_X] CHECK violated by row with values: secret",
+            "DeltaInvariantViolationException",
+        ),
         ("ValueError: invalid literal for int() with base 10: 'secret'", "ValueError"),
         ("pyarrow.lib.ArrowInvalid: secret", "ArrowInvalid"),
     ],
