@@ -93,12 +93,12 @@ def _merge_into(
                     raise NotOrdinaryError("other names for the history's own columns")
                 target = open_target(log, key_of(piece), wanted)
             _add(changes, made, target, key_of(piece))
-        if target is not None:
-            target.commit(position)
     except BaseException:
         if target is not None:
             target.discard()
         raise
+    if target is not None:
+        target.commit(position)
 
 
 # --- what the changes amount to ---
