@@ -4,7 +4,7 @@
     shown(OSError(errno.ENOSPC, "No space left on device"))        # OSError: [Errno 28] No space left on device
 
 The text of an exception may have a value of a row. It is shown only for classes whose texts name files, modules and attributes, and
-for our own errors, whose messages have no values. The environment variable CDCPIPE_ERROR_TEXTS=1 shows all texts: for whoever looks
+for errors of ours and of object stores. The environment variable CDCPIPE_ERROR_TEXTS=1 shows all texts: for whoever looks
 for a defect, on data that may be seen. Child processes and Spark's Python workers inherit it.
 
 Everything that prints an exception asks this module: the formatters and hooks in `cdcpipe/logs.py`, the two command lines, and
@@ -31,7 +31,8 @@ SETTING: Final = "CDCPIPE_ERROR_TEXTS"
 
 _WITHOUT_VALUES: Final = (OSError, ImportError, AttributeError, NameError, MemoryError, RecursionError)
 """Python's classes whose texts are shown, and their subclasses: the texts name files, hosts, modules, attributes and limits."""
-_PACKAGES: Final = ("cdcpipe", "spark_sink")
+_PACKAGES: Final = ("cdcpipe", "spark_sink", "botocore", "azure", "google", "gcsfs", "aiohttp")
+"""The packages all of whose texts are shown: our own, and those of object stores, which name objects and hosts."""
 
 _CAUSE: Final = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -67,7 +68,7 @@ def _text_of(ex: BaseException) -> str:
         return str(ex)
     if isinstance(ex, CdcpipeError):
         return ex.message
-    if isinstance(ex, _WITHOUT_VALUES):
+    if isinstance(ex, _WITHOUT_VALUES) or is_class_shown(type(ex).__module__, type(ex).__name__):
         return str(ex)
     state = getattr(ex, "sqlstate", None)  # of psycopg; the lines after the first may have values (DETAIL)
     return str(ex).partition("\n")[0] if isinstance(state, str) and sqlstate.withheld(state) is None else ""

@@ -50,6 +50,12 @@ class RefusedError(Exception):
         self.sqlstate = state
 
 
+class StoreError(Exception):
+    """Stands for an error of the library of an object store."""
+
+    __module__ = "botocore.exceptions"
+
+
 @pytest.mark.parametrize(
     ("raised", "text"),
     [
@@ -57,6 +63,7 @@ class RefusedError(Exception):
         (UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, "no"), "UnicodeDecodeError"),
         (OSError(errno.ENOSPC, "No space left on device", "a.json"), "OSError: [Errno 28] No space left on device: 'a.json'"),
         (ModuleNotFoundError("No module named 'x'"), "ModuleNotFoundError: No module named 'x'"),
+        (StoreError("no bucket"), "botocore.exceptions.StoreError: no bucket"),
         (InitError("no slot"), "cdcpipe.errors.InitError: no slot"),
         (RefusedError(f"canceled\nDETAIL: {SECRET}", "57014"), f"{__name__}.RefusedError: canceled"),
         (RefusedError(SECRET, "22P02"), f"{__name__}.RefusedError"),

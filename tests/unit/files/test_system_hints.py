@@ -4,6 +4,7 @@ import pytest
 
 from spark_sink.files.system_hints import hint_in
 from spark_sink.pipeline.pipeline import PipelineError, own_error
+from support.spark_errors import Py4JError
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from spark_sink.pipeline.pipeline import PipelineError, own_error
 )
 def test_an_error_of_a_disk_has_its_hint_whoever_repeats_it(text: str, hint: str):
     assert hint in (hint_in(text) or "")
-    error = own_error(RuntimeError(text))
+    error = own_error(Py4JError(text))
     assert isinstance(error, PipelineError)
     assert hint in (error.hint or "")
 

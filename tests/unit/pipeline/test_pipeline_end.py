@@ -12,12 +12,15 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.source import datasource
 from spark_sink.spark import session
+from support.spark_errors import Py4JError
 
 LATE = "… terminated with exception: Python worker failed to connect back. …"
 
 
-class SparkError(Exception):
+class SparkError(Py4JError):
     """An error of Spark, with Java's stack trace, which is not in its text."""
+
+    __module__ = "pyspark.errors.exceptions.captured"
 
     def __init__(self, cause: str) -> None:
         super().__init__("[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST")
