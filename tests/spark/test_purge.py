@@ -14,6 +14,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.changelog import delta_changelogs
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta.compaction import compact
 from spark_sink.replica import as_of, merge
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table, Version
@@ -76,6 +77,15 @@ def places(spark: SparkSession, house: Warehouse, table: Table = TABLE) -> list[
     return sorted(row[0] for row in changelogs_of(spark, house).read(table).select("_cdc_end_lsn").collect())
 
 
+def streamed(spark: SparkSession, house: Warehouse, checkpoint: Path) -> list[int]:
+    """Return the places of the changes that a Delta stream of the changelog gets, as docs/spark/tables.md tells to read it."""
+    options = {"startingVersion": "0", "skipChangeCommits": "true"}
+    changes = spark.readStream.format("delta").options(**options).load(str(house.changelog(TABLE))).select("_cdc_end_lsn")
+    query = changes.writeStream.format("memory").queryName("streamed").trigger(availableNow=True)
+    query.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+    return sorted(row[0] for row in spark.table("streamed").collect())
+
+
 def assert_refused(what: Any, *arguments: Any, **options: Any) -> None:
     # A place of as-of is an argument of the user.
     error = InvalidArgumentsError if what is as_of.read_as_of else WarehouseError
@@ -107,7 +117,9 @@ def test_delta(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (purged_changes.last_lsn(house, TABLE), len(places(spark, house))) == (30, 5)
     assert_refused(as_of.read_as_of, spark, tmp_path, "public.t", LSN(20))
 
+    assert compact(house.changelog(TABLE), 1 << 20, TableLock(house.root).append) == 2
     found = purge(spark, tmp_path, LSN(41))
+    assert streamed(spark, house, tmp_path / "checkpoint") == [10, 20, 30, 40, 50]
     assert [(each.rows, each.kept) for each in found] == [(each.rows, each.kept) for each in wanted]
     assert found[0].reason == "the replica is at 0/1E"
     assert (places(spark, house), places(spark, house, MESSAGES)) == ([40, 50], [])
