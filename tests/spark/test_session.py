@@ -116,3 +116,8 @@ def test_an_option_that_spark_refuses(tmp_path: Path, option: str, value: str, r
     assert said[-2].startswith(f"cdcpipe-spark: error: Spark did not start: {reason}")
     assert said[-1].startswith(f"cdcpipe-spark: hint: {hint}")
     assert not [line for line in said if line.startswith("\tat ")]
+
+
+def test_a_logger_is_found_without_a_walk_of_the_stack(spark: Any) -> None:
+    factory = spark._jvm.org.apache.logging.log4j.LogManager.getFactory()
+    assert factory.getSelector().getClass().getSimpleName() == "BasicContextSelector"
