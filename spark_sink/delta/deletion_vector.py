@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["read", "write"]
+__all__ = ["file_name", "read", "write"]
 
 _FILE_VERSION: Final = b"\x01"
 _MAGIC: Final = 1681511377
@@ -46,7 +46,7 @@ def read(directory: Path, descriptor: Mapping[str, Any]) -> np.ndarray[Any, np.d
         case "i":
             data = base64.b85decode(where.translate(_FROM_Z85))[:size]
         case "u":
-            data = _read_file(_file(directory, where), int(descriptor.get("offset") or 0), size)
+            data = _read_file(directory / _name(where), int(descriptor.get("offset") or 0), size)
         case other:
             raise ValueError(f"a deletion vector of the unknown storage type {other!r}")
     if len(data) != size or data[: len(_ONE_BITMAP)] != _ONE_BITMAP:
@@ -54,10 +54,15 @@ def read(directory: Path, descriptor: Mapping[str, Any]) -> np.ndarray[Any, np.d
     return np.asarray(BitMap.deserialize(data[len(_ONE_BITMAP) :]).to_array(), dtype=np.uint32)
 
 
-def _file(directory: Path, where: str) -> Path:
+def file_name(descriptor: Mapping[str, Any]) -> str | None:
+    """Return the name of the file with a vector, in the table's directory; None if it is not in a file there."""
+    return _name(descriptor["pathOrInlineDv"]) if descriptor["storageType"] == "u" else None
+
+
+def _name(where: str) -> str:
     prefix, identity = where[:-_UUID_CHARACTERS], where[-_UUID_CHARACTERS:]
     name = f"deletion_vector_{uuid.UUID(bytes=base64.b85decode(identity.translate(_FROM_Z85)))}.bin"
-    return directory / prefix / name
+    return f"{prefix}/{name}" if prefix else name
 
 
 def _read_file(path: Path, offset: int, size: int) -> bytes:
@@ -92,5 +97,5 @@ def write(directory: Path, vectors: Sequence[np.ndarray[Any, Any]]) -> list[dict
             }
         )
         written += _framed(data)
-    places.write_file(_file(directory, where), bytes(written))
+    places.write_file(directory / _name(where), bytes(written))
     return found

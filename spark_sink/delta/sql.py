@@ -6,6 +6,7 @@ Delta's Python package is not used, because it pins another pyspark. SQL changes
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from spark_sink.delta.log import Mark
+    from spark_sink.files.places import Listed
 
 __all__ = [
     "State",
@@ -49,8 +51,11 @@ __all__ = [
     "set_properties",
     "state",
     "table_name",
+    "vacuum",
     "widen",
 ]
+
+_view_numbers = itertools.count()
 
 _PROPERTIES: Final = {"columnMapping": (MAPPING_MODE, "name"), "timestampNtz": ("delta.feature.timestampNtz", "supported")}
 """The property that turns a feature on."""
@@ -175,6 +180,19 @@ def set_properties(spark: SparkSession, path: Path, properties: Mapping[str, str
     """Set properties of a table, in one commit."""
     listed = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
     spark.sql(f"ALTER TABLE {table_name(path)} SET TBLPROPERTIES ({listed})")
+
+
+def vacuum(spark: SparkSession, path: Path, files: Sequence[Listed], retention_s: float) -> None:
+    """Let VACUUM look at these files alone. It deletes those that have not been part of the table for ``retention_s``."""
+    place = f"file:{path}" if places.is_local(path) else places.name(path)
+    rows = [(f"{place}/{file.name}", file.size, False, round(file.written_s * 1000)) for file in files]
+    view = f"cdcpipe_unused_files_{next(_view_numbers)}"
+    spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long").createOrReplaceTempView(view)
+    try:
+        hours = f"{retention_s / 3600:.6f} HOURS"
+        spark.sql(f"VACUUM {table_name(path)} USING INVENTORY (SELECT * FROM {view}) RETAIN {hours}")
+    finally:
+        spark.catalog.dropTempView(view)
 
 
 def drop_columns(spark: SparkSession, path: Path, gone: Collection[str]) -> None:

@@ -22,21 +22,23 @@ import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files import local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     import pyarrow.parquet as pq
 
 __all__ = [
+    "Listed",
     "StorageError",
     "check_store",
     "copy_files",
     "is_local",
+    "list_files",
     "list_names",
     "make_directory",
     "map_reads",
@@ -70,6 +72,9 @@ _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "g
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
 
 _AZURE: Final = re.compile(r"abfss?://[^@/]+@[^@./]+\.dfs\.core\.windows\.net(/|$)")
+
+_WRITTEN: Final = ("LastModified", "last_modified", "mtime")
+"""What the listings of s3fs, adlfs and gcsfs call the time at which an object was last written."""
 
 _CREDENTIALS: Final = {
     "s3": "bucket is there, and that the environment has credentials, region and endpoint (AWS_ACCESS_KEY_ID, "
@@ -173,6 +178,51 @@ def list_names(path: Path) -> list[str]:
         return [entry.rstrip("/").rpartition("/")[2] for entry in _store(path).fs.ls(_store(path).path, detail=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+class Listed(NamedTuple):
+    """A file: its name in a directory, its bytes, and when it was last written, in seconds since 1970."""
+
+    name: str
+    size: int
+    written_s: float
+
+
+def list_files(path: Path, but: Container[str] = ()) -> Iterator[Listed]:
+    """Yield the files in a directory, and in those below it, except those with the names ``but``. No directory has no files.
+
+    Leaves out names that begin with ``_`` or ``.``, as Delta Lake does. The name of a file below has slashes.
+    """
+    directories = [""]
+    while directories:
+        directory = directories.pop()
+        for found, is_directory, entry in _entries(path / directory if directory else path):
+            if found.startswith(("_", ".")):
+                continue
+            below = f"{directory}{found}"
+            if is_directory:
+                directories.append(f"{below}/")
+            elif below not in but:
+                yield Listed(below, *_size_and_time(entry))
+
+
+def _entries(path: Path) -> Iterator[tuple[str, bool, Any]]:
+    try:
+        if is_local(path):
+            with os.scandir(path) as found:
+                yield from ((entry.name, entry.is_dir(), entry) for entry in found)
+            return
+        for entry in _store(path).fs.ls(_store(path).path, detail=True):
+            yield entry["name"].rstrip("/").rpartition("/")[2], entry["type"] == "directory", entry
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _size_and_time(entry: Any) -> tuple[int, float]:
+    if isinstance(entry, os.DirEntry):
+        found = entry.stat()
+        return found.st_size, found.st_mtime
+    return int(entry["size"]), next(entry[name] for name in _WRITTEN if name in entry).timestamp()
 
 
 def remove_tree(path: Path) -> None:

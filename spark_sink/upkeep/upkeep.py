@@ -12,17 +12,18 @@ looks at each table at most once in ``optimize_interval_s``, and reads only its 
 - Once a day, changes older than ``keep_changelog_s`` are removed from the changelogs, and versions of rows that ended longer ago
   than ``keep_history_s`` from the histories (upkeep/purge.py).
 - VACUUM deletes files that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read
-  after that. It runs once in this time, but at least once a day. Checkpoints do not name such files for longer
-  (delta/removed_files.py).
+  after that. It runs once in this time, but at least once a day, and only where there are old files that are not part of the
+  table (delta/unused_files.py). Checkpoints do not name such files for longer (delta/removed_files.py).
 
 The warehouse records when the last two were done (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a merge or a
 micro-batch (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact.
-VACUUM is set to write no commits. So it needs no right for a changelog, however long it searches. But it begins between two
-micro-batches. For it deletes old files that are in no commit, and after a long pause of the machine these may be the files of the
-running micro-batch. A merge may replace the whole directory of a replica, so for a replica VACUUM holds the right to merge; for a
-history likewise.
+VACUUM is set to write no commits. So it needs no right for a changelog, however long it takes. But it gets a list of the files
+that it may delete, and this list is made between two micro-batches. For VACUUM deletes old files that are in no commit that it
+knows. After a pause of the machine, these may be the files of the running micro-batch, or of one that has committed since VACUUM
+read the log. A merge may replace the whole directory of a replica, so for a replica VACUUM holds the right to merge; for a history
+likewise.
 
 An error here does no harm, and upkeep tries again later. So it is only a warning.
 """
@@ -32,7 +33,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,6 +48,7 @@ from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.removed_files import are_names_kept, keep_names
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
+from spark_sink.delta.unused_files import unused_files
 from spark_sink.files import clock, places
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
@@ -225,14 +227,16 @@ class Upkeep:
             return
         if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
             self._forget_removed(path, right, retention_s)
-            is_changelog = path == self._warehouse.changelog(table)
-            if is_changelog:
-                with right():  # wait for the end of a micro-batch that runs
-                    pass
-            with nullcontext() if is_changelog else right():
-                # If the clock of the file system or the store is behind, the files of an unfinished append look old.
+            with ExitStack() as held:
+                held.enter_context(right())
+                # If the clock of the file system or the store is behind, new files look old.
                 kept_s = retention_s + clock.behind_s(path)
-                self._spark.sql(f"VACUUM {delta.table_name(path)} RETAIN {kept_s / 3600:.6f} HOURS")
+                with self._warehouse.logs.newest(path) as log:
+                    unused = unused_files(log, time.time() - kept_s)
+                if path == self._warehouse.changelog(table):
+                    held.close()
+                if unused:
+                    delta.vacuum(self._spark, path, unused, kept_s)
         self._times.record(name)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:

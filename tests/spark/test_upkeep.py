@@ -19,7 +19,9 @@ from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.file_table import ChangedError
-from spark_sink.delta.log import commits, read_table
+from spark_sink.delta.log import TableLog, commits, read_table
+from spark_sink.delta.removed_files import keep_names
+from spark_sink.delta.unused_files import unused_files
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.schema.table import MESSAGES, Table, Version
@@ -123,6 +125,26 @@ def _aged(action: dict[str, Any]) -> dict[str, Any]:
     if "remove" in action:
         action["remove"]["deletionTimestamp"] -= 7_200_000
     return action
+
+
+def test_vacuum_deletes_no_file_that_is_not_listed(spark: "SparkSession", house: Warehouse) -> None:
+    """A file that a micro-batch commits while VACUUM works is old and unknown to it, if the machine has paused meanwhile."""
+    path = house.root / "Odd %41 ü"  # what URLs and Hadoop's paths write otherwise
+    delta.create(path, spark.range(3).coalesce(1), {})
+    keep_names(path, 0.0)
+    delta.overwrite(path, spark.range(5).coalesce(1))
+    for name in ("part-left-over %41.parquet", "part-later.parquet"):
+        (path / name).write_bytes(b"rows")
+    hour_ago = time.time() - 3600
+    for file in path.glob("*.parquet"):
+        os.utime(file, (hour_ago, hour_ago))
+    log = TableLog(path).refresh()
+    unused = unused_files(log, time.time())
+    assert len(unused) == 3
+    care = upkeep.Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None)
+    delta.vacuum(care._spark, path, [file for file in unused if file.name != "part-later.parquet"], 0.0)
+    assert {file.name for file in path.glob("*.parquet")} == {*(each["path"] for each in log.files), "part-later.parquet"}
+    assert delta.read(spark, path).count() == 5
 
 
 def test_logs_are_cut_off_at_an_old_checkpoint(spark: "SparkSession", house: Warehouse, caplog: pytest.LogCaptureFixture) -> None:

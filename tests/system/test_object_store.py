@@ -221,6 +221,15 @@ def test_files_of_one_table_for_another(root: Any) -> None:
     assert places.list_names(root / "two") == []
 
 
+def test_files_with_their_sizes_and_times(root: Any) -> None:
+    for name in ("a", "b%41", "more/c ü", "_delta_log/0.json", ".hidden"):
+        places.write_file(root / "t" / name, name.encode())
+    found = {each.name: each for each in places.list_files(root / "t", {"a"})}
+    assert {name: each.size for name, each in found.items()} == {"b%41": 4, "more/c ü": 9}
+    assert all(abs(each.written_s - time.time()) < 600.0 for each in found.values())
+    assert not list(places.list_files(root / "nowhere"))
+
+
 def test_files_are_read_at_the_same_time(root: Any) -> None:
     paths = [root / f"log/{number}.json" for number in range(40)]
     for number, path in enumerate(paths):

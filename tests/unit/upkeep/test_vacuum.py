@@ -1,49 +1,51 @@
-"""Which right VACUUM holds, and what it waits for. Without Spark."""
+"""Which right VACUUM holds, and which files it may delete. Without Spark."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_sink.delta import file_table
+from spark_sink.delta import sql as delta
 from spark_sink.delta.removed_files import keep_names
+from spark_sink.delta.rewrite import Rewrite
+from spark_sink.delta.unused_files import unused_files
 from spark_sink.files import clock
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.upkeep import purge
+from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from spark_sink.files.places import Listed
 
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
+DAY_AGO = time.time() - 86_400.0
 
 
 class Session:
-    """In Spark's place: adds each statement to ``events``."""
+    """In Spark's place."""
 
-    def __init__(self, events: list[str]) -> None:
-        self._events = events
-        self.statements: list[str] = []
+    def __init__(self) -> None:
         self.conf = type("Conf", (), {"set": lambda *_: None})()
 
     def newSession(self) -> Session:  # noqa: N802 - Spark's name
         return self
-
-    def sql(self, statement: str) -> None:
-        self.statements.append(statement)
-        self._events.append(statement.partition(" ")[0])
 
 
 def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events: list[str]) -> None:
@@ -67,21 +69,67 @@ def house(tmp_path: Path) -> Warehouse:
     made.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, 0))
     made.write_versions(FRUIT, [version(0, 0, ID)])
     for path in (made.changelog(FRUIT), made.replica(FRUIT)):
-        file_table.commit(file_table.define(path, SCHEMA, {}), [], Position(1, 10))
+        Rewrite.new(path, ("id",), SCHEMA, {}).add({"id": pa.array([1])}, []).commit(Position(1, 10))
         keep_names(path, 3600.0)
+        (path / "part-left-over.parquet").write_bytes(b"rows")
+        for file in path.glob("*.parquet"):
+            os.utime(file, (DAY_AGO, DAY_AGO))
+        (path / "part-not-yet-committed.parquet").write_bytes(b"rows")
     times = {"changelog/public.fruit": 0, "replica/public.fruit": 0}
     (tmp_path / "_cdcpipe/vacuumed.json").write_text(json.dumps(times))
     return made
 
 
-def test_vacuum_keeps_files_for_longer_where_new_ones_look_old(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it deletes the files of a micro-batch that has not committed them."""
-    spark: Any = Session([])
+@dataclass
+class Vacuums:
+    """What VACUUM was asked for: for each table the names of the files that it may delete, and the retention in hours."""
+
+    events: list[str] = field(default_factory=list)
+    listed: list[list[str]] = field(default_factory=list)
+    hours: list[float] = field(default_factory=list)
+
+    def vacuum(self, _: Any, path: Path, files: Sequence[Listed], retention_s: float) -> None:
+        self.events.append(f"VACUUM {path.parent.name}")
+        self.listed.append([file.name for file in files])
+        self.hours.append(retention_s / 3600)
+
+
+@pytest.fixture
+def vacuums(monkeypatch: pytest.MonkeyPatch) -> Vacuums:
+    found = Vacuums()
+    monkeypatch.setattr(delta, "vacuum", found.vacuum)
+    return found
+
+
+def take_care(house: Warehouse, lock: TableLock | None = None, **options: float) -> None:
+    spark: Any = Session()
+    settings: dict[str, Any] = {"vacuum_retention_s": 3600.0, **options}
+    Upkeep(spark, house, lock or TableLock(house.root), optimize_interval_s=None, **settings).run()
+
+
+def test_vacuum_may_delete_old_files_that_no_commit_has(house: Warehouse, vacuums: Vacuums) -> None:
+    """So it does not matter what is committed while it works, and how long it takes."""
+    take_care(house)
+    assert vacuums.listed == [["part-left-over.parquet"]] * 2
+
+
+def test_without_such_files_there_is_no_vacuum(house: Warehouse, vacuums: Vacuums) -> None:
+    (house.replica(FRUIT) / "part-left-over.parquet").unlink()
+    take_care(house)
+    assert vacuums.events == ["VACUUM changelog"]
+    times = json.loads((house.root / "_cdcpipe/vacuumed.json").read_text())
+    assert times.keys() == {"changelog/public.fruit", "replica/public.fruit"}
+    assert all(times.values())
+
+
+def test_vacuum_keeps_files_for_longer_where_new_ones_look_old(
+    house: Warehouse, vacuums: Vacuums, monkeypatch: pytest.MonkeyPatch
+) -> None:
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + 7200.0)
-    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=3600.0).run()
-    hours = [float(statement.split()[-2]) for statement in spark.statements]
-    assert hours == pytest.approx([3.0, 3.0], abs=0.2)
+    take_care(house)
+    assert vacuums.hours == pytest.approx([3.0, 3.0], abs=0.2)
+    assert vacuums.listed == [["part-left-over.parquet"]] * 2
 
 
 def test_a_purge_counts_by_the_earlier_of_two_clocks(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,18 +139,24 @@ def test_a_purge_counts_by_the_earlier_of_two_clocks(house: Warehouse, monkeypat
     monkeypatch.setattr(purge, "purge", lambda _, root, before, **__: asked.append(before) or [])
     monkeypatch.setattr(purge, "purge_histories", lambda _, house, lock, before, __: asked.append(before) or [])
     monkeypatch.setattr(clock, "behind_s", lambda _: 86_400.0)
-    spark: Any = Session([])
+    spark: Any = Session()
     ages = {"keep_changelog_s": 3600.0, "keep_history_s": 7200.0}
     Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None, **ages).run()
     now = datetime.now(UTC)
     assert [(now - before).total_seconds() for before in asked] == pytest.approx([90_000.0, 93_600.0], abs=600.0)
 
 
-def test_vacuum_of_a_changelog_begins_between_two_micro_batches(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_a_changelog_is_made_between_two_micro_batches(
+    house: Warehouse, vacuums: Vacuums, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a pause of the machine, the files of a micro-batch that has not committed them look like old leftovers."""
-    lock, events = TableLock(house.root), list[str]()
+    lock, events = TableLock(house.root), vacuums.events
     observed(monkeypatch, lock, "append", events)
     observed(monkeypatch, lock, "merge", events)
-    spark: Any = Session(events)
-    Upkeep(spark, house, lock, optimize_interval_s=None, vacuum_retention_s=3600.0).run()
-    assert events == ["append taken", "append free", "VACUUM", "merge taken", "VACUUM", "merge free"]
+    find = unused_files
+    monkeypatch.setattr(upkeep, "unused_files", lambda *given: events.append("list") or find(*given))
+    take_care(house, lock)
+    assert events == [
+        *("append taken", "list", "append free", "VACUUM changelog"),
+        *("merge taken", "list", "VACUUM replica", "merge free"),
+    ]

@@ -1,0 +1,38 @@
+"""Finds the files in a Delta table's directory that are not part of the table, without Spark.
+
+    unused_files(log, time.time() - 86_400.0)      # [Listed("part-….parquet", 4711, 1792000000.0)]
+
+A file is not part of the table if a commit has removed it, or if the commit that was to add it was never made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from spark_sink.delta import deletion_vector
+from spark_sink.files.places import list_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spark_sink.delta.log import TableLog
+    from spark_sink.files.places import Listed
+
+__all__ = ["unused_files"]
+
+
+def unused_files(log: TableLog, before_s: float) -> list[Listed]:
+    """Return the files that the commits of ``log`` do not have, and that were written before a time, in seconds since 1970.
+
+    Read the log and call this while nobody else may write to the table. Otherwise a file that a later commit adds looks unused.
+    """
+    used = set(_used(log))
+    return [file for file in list_files(log.path, used) if file.written_s < before_s]
+
+
+def _used(log: TableLog) -> Iterator[str]:
+    for file in log.files:
+        yield unquote(file["path"])
+        if (vector := file.get("deletionVector")) is not None and (name := deletion_vector.file_name(vector)) is not None:
+            yield name
