@@ -57,18 +57,20 @@ def sources(
 ) -> Iterator[tuple[StructField, list[StructField]]]:
     """Yield, for each column of the server, the field for its new values, and the replica's fields with values, newest first.
 
-    A field that is ``filled`` has the values of all rows.
+    A ``filled`` field whose name tells its type came in place of a dropped column. So it has the values of all rows. A field with
+    the column's own name was filled at its beginning, and other types may have come and gone since.
     """
     described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
     relation = as_typed(Relation(None, 0, "", "", "d", described), types)
     present, _ = split_schema(schema)
     merged = merge_columns(present, [relation])
     for name, field in zip(base_names(merged, relation), assign_columns(merged, relation), strict=True):
+        has_all = field.name != name and field.name in filled
         older = [
             other
             for other in reversed(present.fields)
             if other.name != field.name and other.name in (name, versioned_name(name, other.dataType))
-            if field.name not in filled
+            if not has_all
         ]
         # The replica's column may still be narrower than the server's.
         yield field, [*(other for other in present.fields if other.name == field.name), *older]

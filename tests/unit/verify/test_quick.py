@@ -116,6 +116,16 @@ def test_a_column_that_came_in_place_of_a_dropped_one(tmp_path: Path, caplog: py
     assert "v__string has several types" in refused(log, caplog, described)
 
 
+def test_a_column_that_has_its_first_type_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was added with a default, and rows that changed while it was a text have their value there."""
+    log = replica(
+        tmp_path, [ID, StructField("v", IntegerType()), StructField("v__string", StringType())], (1, 5, None), (2, None, "7")
+    )
+    with caplog.at_level(logging.DEBUG):
+        assert quick.checksums(log, [("id", INT8, -1), ("v", INT4, -1)], ["id"], NATIVE, {"v"}) is None
+    assert "v has several types" in caplog.text
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b""], ids=["cut", "empty"])
 def test_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any) -> None:
     log = replica(tmp_path, [ID, NOTE], (1, "one"))
