@@ -7,7 +7,8 @@ A file is not part of the table if a commit has removed it, or if the commit tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from spark_sink.delta import deletion_vector
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["unused_files"]
 
+_MOST_FILES: Final = 200_000
+"""The most files that are returned. A table that nobody has vacuumed for a year may have millions."""
+
 
 def unused_files(log: TableLog, before_s: float) -> list[Listed]:
-    """Return the files that the commits of ``log`` do not have, and that were written before a time, in seconds since 1970.
+    """Return files that the commits of ``log`` do not have, and that were written before a time, in seconds since 1970.
 
-    Read the log and call this while nobody else may write to the table. Otherwise a file that a later commit adds looks unused.
+    Returns at most 200,000 of them. Read the log and call this while nobody else may write to the table. Otherwise a file that a
+    later commit adds looks unused.
     """
     used = set(_used(log))
-    return [file for file in list_files(log.path, used) if file.written_s < before_s]
+    return list(islice((file for file in list_files(log.path, used) if file.written_s < before_s), _MOST_FILES))
 
 
 def _used(log: TableLog) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql.types import LongType
 
 from spark_sink.delta import deletion_vector, rewrite
+from spark_sink.delta import unused_files as module
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.unused_files import unused_files
@@ -40,3 +41,5 @@ def test_only_old_files_that_no_commit_has(tmp_path: Path, monkeypatch: pytest.M
     assert {each.size for each in found if "part" in each.name} == {3}
     assert all(each.written_s == pytest.approx(hour_ago) for each in found)
     assert len(unused_files(first, time.time() - 1800)) == 6  # for the first commit, all that came later is unused
+    monkeypatch.setattr(module, "_MOST_FILES", 2)
+    assert len(unused_files(first, time.time() - 1800)) == 2
