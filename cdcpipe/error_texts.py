@@ -34,6 +34,9 @@ _WITHOUT_VALUES: Final = (OSError, ImportError, AttributeError, NameError, Memor
 _PACKAGES: Final = ("cdcpipe", "spark_sink", "botocore", "azure", "google", "gcsfs", "aiohttp")
 """The packages all of whose texts are shown: our own, and those of object stores, which name objects and hosts."""
 
+_PLAIN_TEXTS: Final = ("can't start new thread",)
+"""Texts of Python's that are shown, of classes whose other texts may have values: they name a limit of the machine."""
+
 _CAUSE: Final = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT: Final = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 
@@ -68,7 +71,7 @@ def _text_of(ex: BaseException) -> str:
         return str(ex)
     if isinstance(ex, CdcpipeError):
         return ex.message
-    if isinstance(ex, _WITHOUT_VALUES) or is_class_shown(type(ex).__module__, type(ex).__name__):
+    if isinstance(ex, _WITHOUT_VALUES) or is_class_shown(type(ex).__module__, type(ex).__name__) or str(ex) in _PLAIN_TEXTS:
         return str(ex)
     state = getattr(ex, "sqlstate", None)  # of psycopg; the lines after the first may have values (DETAIL)
     return str(ex).partition("\n")[0] if isinstance(state, str) and sqlstate.withheld(state) is None else ""

@@ -63,6 +63,8 @@ class StoreError(Exception):
         (UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, "no"), "UnicodeDecodeError"),
         (OSError(errno.ENOSPC, "No space left on device", "a.json"), "OSError: [Errno 28] No space left on device: 'a.json'"),
         (ModuleNotFoundError("No module named 'x'"), "ModuleNotFoundError: No module named 'x'"),
+        (RuntimeError("can't start new thread"), "RuntimeError: can't start new thread"),
+        (RuntimeError(SECRET), "RuntimeError"),
         (StoreError("no bucket"), "botocore.exceptions.StoreError: no bucket"),
         (InitError("no slot"), "cdcpipe.errors.InitError: no slot"),
         (RefusedError(f"canceled\nDETAIL: {SECRET}", "57014"), f"{__name__}.RefusedError: canceled"),
