@@ -2,14 +2,17 @@
 
 import random
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, LongType
 
 from spark_sink.delta import file_table, rewrite
 from spark_sink.delta.log import TableLog
+from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import statistics
 from spark_sink.replica.history import history_schema
 from spark_sink.replica.small_history import merge_without_spark
@@ -29,6 +32,7 @@ class House:
     """A warehouse with one table and its history, and the versions that the history should have."""
 
     def __init__(self, root: Path, key: tuple[str, ...] = ("id", "case"), properties: dict[str, str] | None = None) -> None:
+        self.key = key
         self.warehouse = Warehouse(root, "delta", history="table")
         self.warehouse.open(EPOCH)
         self.versions = [Version(0, 0, 7, key, key)]
@@ -152,6 +156,30 @@ def test_a_truncate_is_left_to_spark(tmp_path: Path) -> None:
     house.add(source)
     assert not house.bring(source.lsn)
     assert house.stored == house.expected
+
+
+@pytest.mark.parametrize("unsent", [None, ["blob"]])
+def test_a_value_that_the_history_does_not_know(tmp_path: Path, unsent: list[str] | None) -> None:
+    """An update that does not send it is left to Spark. One that sends it ends the version, which keeps its mark."""
+    house, time = House(tmp_path / "house"), datetime(2026, 1, 1, tzinfo=UTC)
+    begun = {"case": [0], "id": [1], "is_current": [True], "from_lsn": [5], "_cdc_unchanged": [["blob"]]}
+    table = Rewrite.of_log(TableLog(house.history).refresh(), house.key)
+    table.add({name: pa.array(values) for name, values in begun.items()}, []).commit(Position(1, 5))
+    update = (0, 1, 7, None if unsent else "new", b"other", "update", 1, 11, 0, 1, time, unsent, None, None)
+    append(None, house.warehouse, [update], SCHEMA, Position(1, 0), Position(1, 11))
+    assert house.bring(11) == (unsent is None)
+    marks = [(row[3], row[7], row[11]) for row in house.stored]
+    assert marks == ([(None, True, ["blob"])] if unsent else [(None, False, ["blob"]), ("new", True, None)])
+
+
+def test_a_table_that_gets_a_column_of_the_historys(tmp_path: Path) -> None:
+    """Spark writes such a history anew: its own column gets another name."""
+    house = House(tmp_path / "house")
+    schema = typed_schema(struct(**{field.name: field.dataType for field in SCHEMA[:5]}, valid_to=IntegerType()))
+    insert = (0, 1, 7, "new", b"other", 9, "insert", 1, 11, 0, 1, datetime(2026, 1, 1, tzinfo=UTC), None, None, None)
+    append(None, house.warehouse, [insert], schema, Position(1, 0), Position(1, 11))
+    assert not house.bring(11)
+    assert not house.stored
 
 
 def test_columns_come_and_get_wider(tmp_path: Path) -> None:
