@@ -38,6 +38,7 @@ from spark_sink.delta.rows import (
     uncompressed_bytes,
 )
 from spark_sink.files.places import map_reads
+from spark_sink.files.system_hints import is_full
 from spark_sink.replica.ends import POSITION
 from spark_sink.replica.target import table_columns
 
@@ -95,13 +96,16 @@ _EXPECTED: Final = (NotOrdinaryError, UnsupportedError, OSError)
 def without_spark(table: Table, merge: Callable[[], None]) -> bool:
     """Call ``merge``, and again if another program has committed meanwhile. Return whether it has merged the changes.
 
-    If not, Spark has to do it. A CdcpipeError passes through: Spark would not succeed either.
+    If not, Spark has to do it. A CdcpipeError passes through, and so does an OSError that says that the disk is full: Spark would
+    not succeed either.
     """
     try:
         _ATTEMPTS.call(merge, ChangedError)
     except CdcpipeError:
         raise
-    except Exception as ex:  # noqa: BLE001 - other programs may have written anything to the table; Spark knows more cases
+    except Exception as ex:  # other programs may have written anything to the table; Spark knows more cases
+        if isinstance(ex, OSError) and is_full(ex):
+            raise
         _logger.debug("%s is left to Spark: %s", table, ex if isinstance(ex, _EXPECTED) else repr(type(ex)))
         return False
     return True

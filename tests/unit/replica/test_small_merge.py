@@ -1,11 +1,15 @@
 """Merges without Spark, also of more changes than fit into memory: these come in several ranges of keys."""
 
+import errno
+import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_sink.delta import rewrite
 from spark_sink.delta.log import TableLog
 from spark_sink.replica import ordinary_changes, small_merge
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError
@@ -117,6 +121,22 @@ def test_an_unusual_change_in_a_later_range_leaves_nothing_behind(tmp_path: Path
         assert not house.merge(source.lsn)
     assert len(calls) == 3
     assert (rows_of(house.replica), sorted(house.replica.rglob("*"))) == before
+
+
+@pytest.mark.parametrize(("number", "is_left_to_spark"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
+def test_a_full_disk_is_not_left_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_left_to_spark: bool
+) -> None:
+    """Spark would find no room either, after seconds, and leave more files behind."""
+    house = House(tmp_path / "house")
+    source = inserted(house, 10)
+
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(rewrite.Rewrite, "add", full)
+    with nullcontext() if is_left_to_spark else pytest.raises(OSError, match=os.strerror(number)):
+        assert not house.merge(source.lsn)
 
 
 def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
