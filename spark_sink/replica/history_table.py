@@ -38,12 +38,11 @@ from spark_sink.schema.table import has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, purged_changes, stored_histories
-from spark_sink.warehouse.formats import SPARK
-from spark_sink.warehouse.stored_histories import copies_until, properties
+from spark_sink.warehouse.stored_histories import copies_until, first_properties, properties
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -68,7 +67,7 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     path, known = house.history(table), stored_histories.facts(house, table)
     with lock.reading():
         versions = _versions(house, table)
-    if not versions or (known is not None and merge_without_spark(house, table, versions, known, until)):
+    if not versions or merge_without_spark(house, table, versions, known, until):
         return
     with lock.reading():
         versions = _versions(house, table)
@@ -82,7 +81,7 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
         return
     step = _Round(spark, path, table, versions, changes, after_lsn, Position(until.epoch, pieces[-1].until_lsn))
     if known is None:
-        step.create({"delta.enableDeletionVectors": "true"} if house.readers == SPARK else {})
+        step.create(house)
         return
     if after_lsn < purged_changes.last_lsn(house, table):
         raise WarehouseError(
@@ -141,17 +140,16 @@ class _Round:
         delta.add_columns(self.spark, self.path, state.schema, wanted)
         return False
 
-    def create(self, more: Mapping[str, str]) -> None:
-        """Create the history, with ``more`` properties."""
+    def create(self, house: Warehouse) -> None:
+        """Create the history."""
         made, after_lsn = self._made(None), self.after_lsn
         if not after_lsn:
             # Before a snapshot with which the changelog begins, the rows are not known.
             end_lsn = F.col("_cdc_end_lsn")
             first = self.changes.agg(F.min(end_lsn).alias("lsn"), F.min_by("_cdc_op", end_lsn).alias("op")).collect()[0]
             after_lsn = first["lsn"] - 1 if first["op"] == "snapshot" else 0
-        noted = properties(after_lsn=after_lsn, copies=self.copies)
         with delta.recording(self.spark, self.until):
-            delta.create(self.path, made, {"cdcpipe.table": str(self.table), **more, **noted})
+            delta.create(self.path, made, first_properties(house, self.table, after_lsn, self.copies))
 
     def merge(self, piece: Piece) -> None:
         """End the current versions of the rows that the changes of a plain piece touch, and add the new versions."""

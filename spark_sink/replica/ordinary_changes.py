@@ -224,9 +224,20 @@ class Events:
 
 
 class ChangeReader:
-    """Reads the changes in (after_lsn, until_lsn] from a changelog's files, without the columns ``gone``."""
+    """Reads the changes in (after_lsn, until_lsn] from a changelog's files, without the columns ``gone``.
 
-    def __init__(self, log: TableLog, key: Sequence[str], after_lsn: int, until_lsn: int, gone: Collection[str] = ()) -> None:
+    With ``copy_lsn`` they begin with the rows of the snapshot at this LSN, which come like inserts.
+    """
+
+    def __init__(
+        self,
+        log: TableLog,
+        key: Sequence[str],
+        after_lsn: int,
+        until_lsn: int,
+        gone: Collection[str] = (),
+        copy_lsn: int | None = None,
+    ) -> None:
         if log.version < 0:
             raise NotOrdinaryError("no changelog")
         table = file_table.of_log(log)
@@ -237,6 +248,7 @@ class ChangeReader:
         self._path = log.path
         self._key = key
         self._limits = after_lsn, until_lsn
+        self._copy_lsn = copy_lsn
         self._fields = fields_of(table.physical, table.schema.names)
         old, names = self._fields["_cdc_old"], table.schema["_cdc_old"].dataType.names
         # Of an old row read only the key.
@@ -276,7 +288,7 @@ class ChangeReader:
             places = zip(*(rows[name].to_numpy()[is_truncate].tolist() for name in ("_cdc_end_lsn", "_cdc_ordinal")), strict=True)
             self._truncated_at = max([*places, self._truncated_at or (0, 0)])
             rows = {name: values.filter(pa.array(~is_truncate)) for name, values in rows.items()}
-        _check(rows)
+        _check(rows, self._copy_lsn)
         (values, *_) = self._keys(rows)
         return values.take(pa.array(np.arange(0, len(values), step)))
 
@@ -297,7 +309,7 @@ class ChangeReader:
         truncates = np.flatnonzero(_equal(rows["_cdc_op"], "truncate"))
         if len(truncates):
             rows = {name: values.slice(int(truncates[-1]) + 1) for name, values in rows.items()}
-        _check(rows)
+        _check(rows, self._copy_lsn)
         return Changes(
             {name: rows[name] for name in self.columns.names},
             rows["_cdc_end_lsn"].to_numpy(),
@@ -350,9 +362,14 @@ def _has_old(rows: Mapping[str, pa.Array]) -> Flags:
     return found
 
 
-def _check(rows: Mapping[str, pa.Array]) -> None:
-    exact = rows["_cdc_exact"]
-    if not set(pc.unique(rows["_cdc_op"]).to_pylist()) <= {"insert", "update", "delete"}:
+def _check(rows: Mapping[str, pa.Array], copy_lsn: int | None) -> None:
+    exact, ops = rows["_cdc_exact"], {"insert", "update", "delete"}
+    if copy_lsn is not None:
+        ops.add("snapshot")
+        end_lsn = rows["_cdc_end_lsn"].to_numpy()
+        if ((end_lsn < copy_lsn) | (_equal(rows["_cdc_op"], "snapshot") != (end_lsn == copy_lsn))).any():
+            raise NotOrdinaryError("changes from before a snapshot, or two snapshots")
+    if not set(pc.unique(rows["_cdc_op"]).to_pylist()) <= ops:
         raise NotOrdinaryError("a DROP TABLE, or a snapshot")
     if len(exact) != exact.null_count and np.diff(exact.offsets.to_numpy()).any():
         raise NotOrdinaryError("exact texts")

@@ -10,7 +10,7 @@ For unusual changes `merge_without_spark` writes no rows and returns False; Spar
 small_merge.py leaves to Spark are unusual here, too. So are
 
 - a TRUNCATE: it ends all current versions;
-- changes after which the history knows another snapshot, or has changes to take back;
+- changes after which the history knows another snapshot, or has changes to take back. A new history may begin with a snapshot;
 - an update that left out a column, if the row's value is not known, or has an exact text;
 - a history whose own columns have to get other names.
 """
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_sink.delta import file_table
+from spark_sink.delta.rewrite import Rewrite
 from spark_sink.replica.history import history_schema, own_names
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
@@ -32,15 +33,12 @@ from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.stored_histories import copies_until
+from spark_sink.warehouse.stored_histories import copies_until, first_properties
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql.types import StructType
-
-    from spark_sink.delta.log import TableLog
-    from spark_sink.delta.rewrite import Found, Rewrite
+    from spark_sink.delta.rewrite import Found
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.replica.ordinary_changes import Changes, KeyRange
     from spark_sink.replica.pieces import Piece
@@ -51,16 +49,19 @@ if TYPE_CHECKING:
 __all__ = ["merge_without_spark"]
 
 
-def merge_without_spark(house: Warehouse, table: Table, versions: Sequence[Version], known: HistoryFacts, until: Position) -> bool:
+def merge_without_spark(
+    house: Warehouse, table: Table, versions: Sequence[Version], known: HistoryFacts | None, until: Position
+) -> bool:
     """Bring a table's history, of which the facts ``known`` are true, to the position ``until`` of its changelog.
 
-    The history gets the columns that it lacks, and wider types. Returns False, and writes no rows, if the changes are unusual. The
-    caller holds the right to write histories.
+    Creates the history if it does not exist. Otherwise it gets the columns that it lacks, and wider types. Returns False, and
+    writes no rows, if the changes are unusual. The caller holds the right to write histories.
     """
-    piece = _only_piece(versions, known, until)
-    if piece is None or known.lsn < purged_changes.last_lsn(house, table):
+    piece = _first_piece(versions, until) if known is None else _only_piece(versions, known, until)
+    if piece is None or (0 if known is None else known.lsn) < purged_changes.last_lsn(house, table):
         return False
-    return without_spark(table, lambda: _merge(house, table, piece, Position(until.epoch, piece.until_lsn)))
+    copies = copies_until(versions, until.lsn)
+    return without_spark(table, lambda: _merge(house, table, piece, Position(until.epoch, piece.until_lsn), copies))
 
 
 def _only_piece(versions: Sequence[Version], known: HistoryFacts, until: Position) -> Piece | None:
@@ -70,16 +71,39 @@ def _only_piece(versions: Sequence[Version], known: HistoryFacts, until: Positio
     return pieces[0] if is_right and len(pieces) == 1 and pieces[0].is_plain else None
 
 
-def _merge(house: Warehouse, table: Table, piece: Piece, position: Position) -> None:
+def _first_piece(versions: Sequence[Version], until: Position) -> Piece | None:
+    """Return the changes that a new history begins with, if they are one plain piece, which may begin with a snapshot."""
+    pieces, copies = list(cut_pieces(versions, 0, until.lsn)), copies_until(versions, until.lsn)
+    # A snapshot cuts. There must be no changes from before it: `ChangeReader` refuses them.
+    if len(copies) > 1 or not 0 < len(pieces) <= 1 + len(copies):
+        return None
+    piece = pieces[-1]
+    return piece if piece.is_plain and all(piece.after_lsn < lsn for lsn in copies) else None
+
+
+def _merge(house: Warehouse, table: Table, piece: Piece, position: Position, copies: frozenset[int]) -> None:
     with house.logs.newest(house.changelog(table)) as changelog, house.logs.newest(house.history(table)) as history:
-        reader = ChangeReader(changelog, key_of(piece), piece.after_lsn, position.lsn)
+        key, is_new = key_of(piece), history.version < 0
+        copy_lsn = min(copies, default=None) if is_new else None
+        reader = ChangeReader(changelog, key, 0 if is_new else piece.after_lsn, position.lsn, copy_lsn=copy_lsn)
+        wanted = history_schema(file_table.of_log(changelog).schema)
+
+        def opened() -> Rewrite:
+            if is_new:
+                # Before a snapshot with which the changelog begins, the rows are not known.
+                noted = first_properties(house, table, 0 if copy_lsn is None else copy_lsn - 1, copies)
+                return Rewrite.new(history.path, key, wanted, noted)
+            if own_names(file_table.of_log(history).schema.names) != own_names(wanted.names):
+                raise NotOrdinaryError("other names for the history's own columns")
+            return open_target(history, key, wanted)
+
         ranges = reader.ranges()
         with turn_of(ranges):
-            _merge_into(history, reader, ranges, history_schema(file_table.of_log(changelog).schema), piece, position)
+            _merge_into(opened, reader, ranges, key, position)
 
 
 def _merge_into(
-    log: TableLog, reader: ChangeReader, ranges: Sequence[KeyRange], wanted: StructType, piece: Piece, position: Position
+    opened: Callable[[], Rewrite], reader: ChangeReader, ranges: Sequence[KeyRange], key: Sequence[str], position: Position
 ) -> None:
     target: Rewrite | None = None
     try:
@@ -89,10 +113,8 @@ def _merge_into(
                 raise NotOrdinaryError("a TRUNCATE")
             made = _Versions.of(changes, keys)
             if target is None:  # not earlier: with unusual changes, the history stays as it is
-                if own_names(file_table.of_log(log).schema.names) != own_names(wanted.names):
-                    raise NotOrdinaryError("other names for the history's own columns")
-                target = open_target(log, key_of(piece), wanted)
-            _add(changes, made, target, key_of(piece))
+                target = opened()
+            _add(changes, made, target, key)
     except BaseException:
         if target is not None:
             target.discard()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.warehouse.formats import SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "copies_until", "facts", "properties"]
+__all__ = ["HistoryFacts", "copies_until", "facts", "first_properties", "properties"]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -63,6 +64,12 @@ def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
         found = log.metadata["configuration"]
         copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
         return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies)
+
+
+def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:
+    """Return the properties of a new history."""
+    vectors = {"delta.enableDeletionVectors": "true"} if house.readers == SPARK else {}
+    return {"cdcpipe.table": str(table), **vectors, **properties(after_lsn=after_lsn, copies=copies)}
 
 
 def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = None) -> dict[str, str]:

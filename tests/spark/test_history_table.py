@@ -133,7 +133,7 @@ def test_ordinary_changes_need_no_spark(spark: Any, tmp_path: Path, monkeypatch:
             expected = read_history(spark, made.house.root, str(TABLE))
             assert made.stored().columns == expected.columns
             assert rows_of(made.stored()) == rows_of(expected)
-    assert said == [True, True, True, True, False, True, True, True]
+    assert said == [True, True, True, True, True, False, True, True, True]
 
 
 def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_current(

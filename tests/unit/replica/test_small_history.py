@@ -2,6 +2,7 @@
 
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,17 @@ VECTORS = {"delta.enableDeletionVectors": "true"}
 class House:
     """A warehouse with one table and its history, and the versions that the history should have."""
 
-    def __init__(self, root: Path, key: tuple[str, ...] = ("id", "case"), properties: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, key: tuple[str, ...] = ("id", "case"), properties: dict[str, str] | None = None, *, is_new: bool = False
+    ) -> None:
         self.key = key
         self.warehouse = Warehouse(root, "delta", history="table")
         self.warehouse.open(EPOCH)
         self.versions = [Version(0, 0, 7, key, key)]
         self.history = self.warehouse.history(TABLE)
-        self.history.mkdir(parents=True)
-        file_table.commit(file_table.define(self.history, history_schema(SCHEMA), properties or {}), [], Position(1, 0))
+        if not is_new:
+            self.history.mkdir(parents=True)
+            file_table.commit(file_table.define(self.history, history_schema(SCHEMA), properties or {}), [], Position(1, 0))
         self.current: dict[tuple[int, int], tuple[Any, ...]] = {}
         self.ended: list[tuple[Any, ...]] = []
         self.added = 0
@@ -65,7 +69,6 @@ class House:
     def bring(self, lsn: int) -> bool:
         """Bring the history to an LSN. Return whether the changes were ordinary."""
         known = stored_histories.facts(self.warehouse, TABLE)
-        assert known is not None
         return merge_without_spark(self.warehouse, TABLE, self.versions, known, Position(1, lsn))
 
     @property
@@ -104,6 +107,53 @@ def test_random_changes(
     log = TableLog(house.history).refresh()
     assert log.lsn == source.lsn
     assert sum(statistics(file)["numRecords"] for file in log.files) >= len(house.expected)
+
+
+@pytest.mark.parametrize("has_copy", [False, True], ids=["with changes", "with a snapshot"])
+def test_a_new_history(tmp_path: Path, has_copy: bool) -> None:
+    """It says since when it has all rows: since the snapshot with which the changelog begins, if it does."""
+    source, house = Ordinary(random.Random(8)), House(tmp_path / "house", is_new=True)
+    for key in range(9):
+        source.insert(key)
+    if has_copy:
+        source.changes.clear()
+        source.lsn = 20
+        for row in source.rows.values():
+            source._emit("snapshot", row)
+        house.versions.append(replace(house.versions[0], end_lsn=21, snapshot=((1, "id"),)))
+    for _ in range(3):
+        house.commit(source)
+        for _ in range(9):
+            source.step(keys=20)
+    house.commit(source)
+    house.add(source)
+    assert house.bring(source.lsn)
+    assert house.stored == house.expected
+    found = stored_histories.facts(house.warehouse, TABLE)
+    assert found == stored_histories.HistoryFacts(source.lsn, 20 if has_copy else 0, frozenset({21} if has_copy else ()))
+    assert TableLog(house.history).refresh().metadata["configuration"]["cdcpipe.table"] == "public.t"
+    source.step(keys=20)
+    house.commit(source)
+    house.add(source)
+    assert house.bring(source.lsn)
+    assert house.stored == house.expected
+
+
+@pytest.mark.parametrize("lsn", [None, 15, 30], ids=["two known snapshots", "a change from before", "a snapshot's row from later"])
+def test_a_new_history_that_is_left_to_spark(tmp_path: Path, lsn: int | None) -> None:
+    house = House(tmp_path / "house", is_new=True)
+    copy = replace(house.versions[0], end_lsn=21, snapshot=((1, "id"),))
+    house.versions += [copy] if lsn else [copy, replace(copy, end_lsn=25)]
+    source = Ordinary(random.Random(9))
+    source.lsn = 20
+    source.rows[1] = (0, 1, 5, "blob", b"other")
+    source._emit("snapshot", source.rows[1])
+    if lsn:
+        source.lsn = lsn - 1
+        source._emit("insert" if lsn < 21 else "snapshot", (0, 2, 5, "blob", b"other"))
+    append(None, house.warehouse, source.changes, SCHEMA, Position(1, 0), Position(1, 40))
+    assert not house.bring(40)
+    assert not house.history.exists()
 
 
 def test_what_is_left_to_spark(tmp_path: Path) -> None:
