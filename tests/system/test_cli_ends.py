@@ -296,8 +296,9 @@ def test_a_text_that_is_not_utf8_is_passed_with_the_position_that_the_hint_names
             insert(on, 1)
             on.sql(r"insert into t values (2, E'\xe9'), (3, 'x')")
             insert(on, 4)
-            code, _, err = on.run("-A")
-            assert code == 5
+            with on.cli("-A") as cli:  # its stdin stays open, so that only the server's error can end it
+                assert cli.wait() == 5
+            err = cli.stderr
             assert "in it cannot be converted to UTF-8" in err
             assert "0xe9" not in err
             start = err.partition("--startpos ")[2].partition(",")[0]
