@@ -60,8 +60,8 @@ def merge_without_spark(
     piece = _first_piece(versions, until) if known is None else _only_piece(versions, known, until)
     if piece is None or (0 if known is None else known.lsn) < purged_changes.last_lsn(house, table):
         return False
-    copies = copies_until(versions, until.lsn)
-    return without_spark(table, lambda: _merge(house, table, piece, Position(until.epoch, piece.until_lsn), copies))
+    copies, position = copies_until(versions, until.lsn), Position(until.epoch, piece.until_lsn)
+    return without_spark(table, lambda: _merge(house, table, piece, position, copies, is_new=known is None))
 
 
 def _only_piece(versions: Sequence[Version], known: HistoryFacts, until: Position) -> Piece | None:
@@ -81,9 +81,11 @@ def _first_piece(versions: Sequence[Version], until: Position) -> Piece | None:
     return piece if piece.is_plain and all(piece.after_lsn < lsn for lsn in copies) else None
 
 
-def _merge(house: Warehouse, table: Table, piece: Piece, position: Position, copies: frozenset[int]) -> None:
+def _merge(house: Warehouse, table: Table, piece: Piece, position: Position, copies: frozenset[int], *, is_new: bool) -> None:
     with house.logs.newest(house.changelog(table)) as changelog, house.logs.newest(house.history(table)) as history:
-        key, is_new = key_of(piece), history.version < 0
+        if is_new != (history.version < 0):
+            raise NotOrdinaryError("a history that somebody has removed or made meanwhile")
+        key = key_of(piece)
         copy_lsn = min(copies, default=None) if is_new else None
         reader = ChangeReader(changelog, key, 0 if is_new else piece.after_lsn, position.lsn, copy_lsn=copy_lsn)
         wanted = history_schema(file_table.of_log(changelog).schema)
