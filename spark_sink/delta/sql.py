@@ -51,6 +51,7 @@ __all__ = [
     "set_properties",
     "state",
     "table_name",
+    "temporary_view",
     "vacuum",
     "widen",
 ]
@@ -186,13 +187,21 @@ def vacuum(spark: SparkSession, path: Path, files: Sequence[Listed], retention_s
     """Let VACUUM look at these files alone. It deletes those that have not been part of the table for ``retention_s``."""
     place = f"file:{path}" if places.is_local(path) else places.name(path)
     rows = [(f"{place}/{file.name}", file.size, False, round(file.written_s * 1000)) for file in files]
-    view = f"cdcpipe_unused_files_{next(_view_numbers)}"
-    spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long").createOrReplaceTempView(view)
-    try:
+    listed = spark.createDataFrame(rows, "path string, length long, isDir boolean, modificationTime long")
+    with temporary_view(listed, "unused_files") as view:
         hours = f"{retention_s / 3600:.6f} HOURS"
         spark.sql(f"VACUUM {table_name(path)} USING INVENTORY (SELECT * FROM {view}) RETAIN {hours}")
+
+
+@contextmanager
+def temporary_view(rows: DataFrame, purpose: str) -> Iterator[str]:
+    """Give rows a name for SQL, and yield it. No other view has it, because threads may share a session."""
+    name = f"cdcpipe_{purpose}_{next(_view_numbers)}"
+    rows.createOrReplaceTempView(name)
+    try:
+        yield name
     finally:
-        spark.catalog.dropTempView(view)
+        rows.sparkSession.catalog.dropTempView(name)
 
 
 def drop_columns(spark: SparkSession, path: Path, gone: Collection[str]) -> None:

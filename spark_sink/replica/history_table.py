@@ -18,7 +18,6 @@ removes. upkeep/purge.py removes old versions from a history.
 
 from __future__ import annotations
 
-import itertools
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["bring", "rows_at"]
-
-_view_numbers = itertools.count()
 
 
 def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, lock: TableLock) -> None:
@@ -168,17 +165,12 @@ class _Round:
         ends = ", ".join(f"t.{own[name]} = s.{own[name]}" for name in ("to_lsn", "valid_to", "is_current"))
         # Delta's INSERT * does not quote a backtick in a column's name.
         columns = [*map(quote, made.columns)]
-        source = f"cdcpipe_history_source_{next(_view_numbers)}"
-        made.createOrReplaceTempView(source)
-        try:
-            with delta.recording(self.spark, self.until):
-                self.spark.sql(
-                    f"MERGE INTO {delta.table_name(self.path)} t USING {source} s ON {' AND '.join(terms)} "
-                    f"WHEN MATCHED THEN UPDATE SET {ends} WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
-                    f"VALUES ({', '.join(f's.{column}' for column in columns)})"
-                ).collect()
-        finally:
-            self.spark.catalog.dropTempView(source)
+        with delta.temporary_view(made, "history_source") as source, delta.recording(self.spark, self.until):
+            self.spark.sql(
+                f"MERGE INTO {delta.table_name(self.path)} t USING {source} s ON {' AND '.join(terms)} "
+                f"WHEN MATCHED THEN UPDATE SET {ends} WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
+                f"VALUES ({', '.join(f's.{column}' for column in columns)})"
+            ).collect()
 
     def replace_current(self) -> None:
         """Replace the versions that are current at ``after_lsn``, and all later ones, by those that the changes make of them."""

@@ -76,8 +76,6 @@ __all__ = ["bring", "finish_merges", "finish_snapshots", "merge_changes", "remak
 
 _logger = logging.getLogger(__name__)
 
-_view_numbers = itertools.count()
-
 
 _BROADCAST_ROWS = 20_000
 """Up to this many changes are broadcast. Spark can't see that they are few, because it knows the sizes of files, not of rows."""
@@ -388,16 +386,11 @@ def _run_merge(
         is_new, when_gone = "s._cdc_has_row", f"WHEN MATCHED AND NOT s._cdc_has_row THEN UPDATE SET {kept} "
     if summary.count <= _BROADCAST_ROWS:
         rows = rows.hint("broadcast")
-    source = f"cdcpipe_replica_source_{next(_view_numbers)}"
-    rows.createOrReplaceTempView(source)
-    try:
-        with delta.recording(spark, position):
-            done: list[Row] = spark.sql(
-                f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
-                f"{when_gone}WHEN MATCHED THEN UPDATE SET {', '.join(f't.{quote(c)} = {v}' for c, v in updated.items())} "
-                f"WHEN NOT MATCHED AND {is_new} THEN INSERT ({', '.join(map(quote, inserted))}) "
-                f"VALUES ({', '.join(inserted.values())})"
-            ).collect()
-            return done
-    finally:
-        spark.catalog.dropTempView(source)
+    with delta.temporary_view(rows, "replica_source") as source, delta.recording(spark, position):
+        done: list[Row] = spark.sql(
+            f"MERGE INTO {delta.table_name(path)} t USING {source} s ON {condition} "
+            f"{when_gone}WHEN MATCHED THEN UPDATE SET {', '.join(f't.{quote(c)} = {v}' for c, v in updated.items())} "
+            f"WHEN NOT MATCHED AND {is_new} THEN INSERT ({', '.join(map(quote, inserted))}) "
+            f"VALUES ({', '.join(inserted.values())})"
+        ).collect()
+        return done
