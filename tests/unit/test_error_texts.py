@@ -15,6 +15,7 @@ from cdcpipe import logs
 from cdcpipe.error_texts import SETTING, TaskError, shown, stack_of, unexpected, without_values
 from cdcpipe.errors import InitError
 from spark_sink.commands.options import log_to_stderr
+from support.logging_state import logging_as_before
 
 SECRET = "4711 of Main Street"
 
@@ -22,11 +23,8 @@ SECRET = "4711 of Main Street"
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(SETTING, raising=False)
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logs.use("text")
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with logging_as_before():
+        yield
 
 
 def fail() -> None:

@@ -16,15 +16,13 @@ from spark_sink.commands.options import log_to_stderr
 from spark_sink.commands.progress import ProgressLine
 from spark_sink.launcher.launcher import Progress
 from support.forked_commands import ForkedCommands
+from support.logging_state import logging_as_before
 
 
 @pytest.fixture(autouse=True)
 def text_again() -> Iterator[None]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logs.use("text")
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with logging_as_before():
+        yield
 
 
 def test_a_line_is_one_object() -> None:
