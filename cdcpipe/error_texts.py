@@ -104,12 +104,15 @@ def unexpected(ex: BaseException) -> str:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Let what runs in a Python worker of Spark raise errors without values, because Spark logs and repeats their texts."""
+    """Let what runs in a Python worker of Spark raise errors without values, because Spark logs and repeats their texts.
+
+    An error whose text may be shown stays as it is; a TaskError takes the place of any other. Spark also prints the errors that
+    came before one. So these are cut off.
+    """
     try:
         yield
-    except (CdcpipeError, *_WITHOUT_VALUES):
-        raise
     except Exception as ex:
         if are_all_shown():
             raise
-        raise TaskError(unexpected(ex)) from None
+        is_shown = isinstance(ex, CdcpipeError) or _text_of(ex) == str(ex)
+        raise (ex if is_shown else TaskError(unexpected(ex))) from None

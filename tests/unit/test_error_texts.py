@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from traceback import format_exception
 
 import pytest
 
@@ -27,11 +28,11 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def fail() -> None:
+def fail(error: Exception | None = None) -> None:
     try:
         int(SECRET)
     except ValueError as ex:
-        raise KeyError(SECRET) from ex
+        raise error or KeyError(SECRET) from ex
 
 
 def failure() -> Exception:
@@ -105,7 +106,7 @@ def test_both_commands_print_no_value(
         said = capsys.readouterr().err
         assert (SECRET in said) == bool(texts)
         assert "unexpected KeyError in line" in said
-        assert "raise KeyError(SECRET) from ex" in said
+        assert "raise error or KeyError(SECRET) from ex" in said
         assert f"{SETTING}=1" in said
 
 
@@ -150,9 +151,16 @@ def test_a_task_of_spark_raises_errors_without_values(monkeypatch: pytest.Monkey
         fail()
     assert SECRET not in str(caught.value)
     assert caught.value.__suppress_context__  # else Spark would print the error before it, too
-    for other in (InitError("no slot"), OSError(errno.ENOSPC, "full")):
-        with pytest.raises(type(other)), without_values():
-            raise other
+    for other in (
+        InitError("no slot"),
+        OSError(errno.ENOSPC, "full"),
+        StoreError("no bucket"),
+        RuntimeError("can't start new thread"),
+    ):
+        with pytest.raises(type(other)) as same, without_values():
+            fail(other)
+        assert same.value is other
+        assert SECRET not in "".join(format_exception(other))
     monkeypatch.setenv(SETTING, "1")
     with pytest.raises(KeyError), without_values():
         fail()
