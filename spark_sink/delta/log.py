@@ -7,21 +7,27 @@ The number of rows comes from the statistics of the files, minus the rows in del
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import threading
 import time
-from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from cdcpipe.retry import RetryPolicy
+from spark_sink.delta.checkpoints import (
+    before_checkpoint,
+    checkpoint_actions,
+    has_v2_checkpoint,
+    last_checkpoint,
+    names_since_checkpoint,
+    newest_checkpoint,
+)
 from spark_sink.files import clock, places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
 __all__ = [
@@ -50,12 +56,6 @@ LSNs only grow, over all epochs of a staging directory. So Delta skips a commit 
 micro-batch would not work: with a new checkpoint it starts at 0 again.
 """
 _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
-_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint(?:\.([0-9]{10})\.([0-9]{10}))?\.parquet", re.ASCII)
-_CHECKPOINT_V2 = re.compile(r"([0-9]{20})\.checkpoint\.[0-9a-f-]{36}\.(?:json|parquet)", re.ASCII)
-"""A checkpoint in this format is one file, which may name others ("sidecars")."""
-_OF_VERSION = re.compile(r"\.?([0-9]{20})\.", re.ASCII)
-"""Matches the beginning of the names of all files of a version, checksums included."""
-_LAST_CHECKPOINT = "_last_checkpoint"
 _IMPLIED = {
     "readerFeatures": {"columnMapping": 2},
     "writerFeatures": {
@@ -197,7 +197,7 @@ class TableLog:
         return self
 
     def _read(self) -> None:
-        names = _names(self._log)
+        names = names_since_checkpoint(self._log)
         versions = _versions(names)
         if not versions:
             self._forget()
@@ -221,9 +221,9 @@ class TableLog:
     def _begin(self, names: Collection[str]) -> None:
         """Read the newest checkpoint, if there is one."""
         self._forget()
-        checkpoint, parts = _newest_checkpoint(names)
+        checkpoint, parts = newest_checkpoint(names)
         for name in parts:
-            for action in _checkpoint_actions(self._log / name):
+            for action in checkpoint_actions(self._log / name):
                 self._apply(action)
         self.version = checkpoint
 
@@ -309,7 +309,7 @@ def commit_path(path: Path, version: int) -> Path:
 
 def commits(path: Path) -> list[int]:
     """Return the numbers of a table's commits from its last checkpoint on, in order; empty if there is no table."""
-    return _versions(_names(path / "_delta_log"))
+    return _versions(names_since_checkpoint(path / "_delta_log"))
 
 
 def exists(path: Path) -> bool:
@@ -354,15 +354,15 @@ def pin(path: Path) -> TableLog | None:
 def is_long(path: Path) -> bool:
     """Tell whether a log has so many commits after its newest checkpoint that another checkpoint saves readers time."""
     log = path / "_delta_log"
-    names = _names(log)
-    checkpoint, _ = _newest_checkpoint(names)
-    enough = min(max(_MANY_COMMITS, _last_checkpoint(log).actions // _ACTIONS_PER_COMMIT), _MOST_COMMITS)
+    names = names_since_checkpoint(log)
+    checkpoint, _ = newest_checkpoint(names)
+    enough = min(max(_MANY_COMMITS, last_checkpoint(log).actions // _ACTIONS_PER_COMMIT), _MOST_COMMITS)
     return sum(version > checkpoint for version in _versions(names)) >= enough
 
 
 def is_small(path: Path) -> bool:
     """Tell whether a table's last checkpoint has so few files, if there is one, that its log is read in milliseconds."""
-    return _last_checkpoint(path / "_delta_log").files < _MANY_FILES
+    return last_checkpoint(path / "_delta_log").files < _MANY_FILES
 
 
 def shorten(path: Path, age_s: float) -> int:
@@ -374,54 +374,14 @@ def shorten(path: Path, age_s: float) -> int:
     log = path / "_delta_log"
     names = places.list_names(log)
     until = time.time() - age_s
-    if not _before_checkpoint(log, names, until) or any(map(_CHECKPOINT_V2.fullmatch, names)):
+    if not before_checkpoint(log, names, until) or has_v2_checkpoint(names):
         return 0
     # The times of checkpoints come from another clock. Compare the clocks only now, because a store needs three requests for it.
-    gone = _before_checkpoint(log, names, until - clock.behind_s(path))
+    gone = before_checkpoint(log, names, until - clock.behind_s(path))
     if not gone or _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
         return 0
     places.remove_files(log, gone)
     return len(_versions(gone))
-
-
-def _before_checkpoint(log: Path, names: Sequence[str], until: float) -> list[str]:
-    """Return the names of the versions before the newest checkpoint that was written at ``until`` or earlier.
-
-    They are in order, so that a commit exists as long as the one before it. Each new commit checks its predecessor (commit.py).
-    """
-    checkpoints = sorted(_checkpoints(names))
-    old = bisect_right(checkpoints, until, key=lambda each: (log / each[1][-1]).stat().st_mtime)
-    first = checkpoints[old - 1][0] if old else 0
-    return sorted(name for name in names if (match := _OF_VERSION.match(name)) and int(match[1]) < first)
-
-
-def _names(log: Path) -> list[str]:
-    """Return the names in a log from its last checkpoint on. Earlier names may be many, and only `shorten` needs them."""
-    names = places.list_names(log)
-    if _LAST_CHECKPOINT not in names:
-        return names
-    first = f"{_last_checkpoint(log).version:020d}."
-    kept = [name for name in names if name >= first]
-    return kept if f"{first}json" in kept and _newest_checkpoint(kept)[1] else names
-
-
-class _Hint(NamedTuple):
-    """What `_last_checkpoint` tells of the last checkpoint; zeros if it does not, because it is only a hint."""
-
-    version: int = 0
-    actions: int = 0
-    """Files of the table, files that have left it (tombstones), and some more."""
-    files: int = 0
-    """The files of the table; if their number is not told, the number of actions."""
-
-
-def _last_checkpoint(log: Path) -> _Hint:
-    try:
-        hint = json.loads(places.read_bytes(log / _LAST_CHECKPOINT))
-        actions = int(hint.get("size", 0))
-        return _Hint(int(hint["version"]), actions, int(hint.get("numOfAddFiles", actions)))
-    except (OSError, ValueError, KeyError, TypeError):
-        return _Hint()
 
 
 def _versions(names: Iterable[str]) -> list[int]:
@@ -430,58 +390,6 @@ def _versions(names: Iterable[str]) -> list[int]:
 
 def _is_newest(path: Path, version: int) -> bool:
     return commit_path(path, version).exists() and not commit_path(path, version + 1).exists()
-
-
-def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
-    """Return version and files of the newest complete checkpoint; -1 and no files if there is none."""
-    return max(_checkpoints(names), default=(-1, []))
-
-
-def _checkpoints(names: Iterable[str]) -> list[tuple[int, list[str]]]:
-    """Return versions and files of the complete checkpoints."""
-    found: dict[tuple[int, int], list[str]] = {}
-    complete = []
-    for name in names:
-        if (match := _CHECKPOINT.fullmatch(name)) is not None:
-            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
-        elif (match := _CHECKPOINT_V2.fullmatch(name)) is not None:
-            complete.append((int(match[1]), [name]))
-    return complete + [(version, sorted(parts)) for (version, count), parts in found.items() if len(parts) == count]
-
-
-def _checkpoint_actions(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix == ".json":
-        actions: Iterable[Mapping[str, Any]] = map(json.loads, places.read_lines(path))
-    else:
-        actions = _parquet_actions(path)
-    for action in actions:
-        if (sidecar := action.get("sidecar")) is None:
-            yield action
-        else:
-            yield from _parquet_actions(path.parent / "_sidecars" / sidecar["path"])
-
-
-def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.compute as pc
-
-    file = places.parquet_reader(path)
-    wanted = [
-        name for name in ("add", "txn", "metaData", "protocol", "domainMetadata", "sidecar") if name in file.schema_arrow.names
-    ]
-    for batch in file.iter_batches(columns=wanted):
-        # Most rows may be of files that have left the table.
-        is_any = functools.reduce(pc.or_, (batch.column(name).is_valid() for name in wanted))
-        for action in batch.filter(is_any).to_pylist(maps_as_pydicts="strict"):
-            yield {kind: _said(body) for kind, body in action.items() if body}
-
-
-def _said(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an action of a checkpoint in the form of a commit: without nulls, and without parsed copies of other fields."""
-    return {
-        key: _said(value) if isinstance(value, dict) else value
-        for key, value in body.items()
-        if value is not None and not key.endswith("_parsed")
-    }
 
 
 def _identity(file: Mapping[str, Any]) -> tuple[str, str]:

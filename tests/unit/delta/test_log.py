@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_sink.delta import checkpoints
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import LogCache, TableLog, read_table
 from spark_sink.files import places
@@ -171,8 +172,8 @@ def test_what_a_checkpoint_tells_of_removed_files_is_not_read(tmp_path: Path, mo
     commit(log, 0, added("file", 7))
     found = [added("file", 7), {"metaData": {"id": "x"}}, *({"remove": REMOVED} for _ in range(2000))]
     write_parquet_checkpoint(log, found, {"numOfAddFiles": 1})
-    said, tell = list[object](), delta_log._said
-    monkeypatch.setattr(delta_log, "_said", lambda body: said.append(body) or tell(body))
+    said, tell = list[object](), checkpoints._said
+    monkeypatch.setattr(checkpoints, "_said", lambda body: said.append(body) or tell(body))
     known = TableLog(tmp_path).refresh()
     assert ([file["path"] for file in known.files], known.metadata) == (["file"], {"id": "x"})
     assert len(said) == 2
