@@ -37,6 +37,7 @@ from spark_sink.files.parquet import FileWriter, part_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     from pyspark.sql.types import StructType
 
@@ -91,7 +92,7 @@ class Found:
 
 
 class Rewrite:
-    """A table as of a commit, with its files, to be rewritten.
+    """A table as of a commit, with its files, to be rewritten. An error in its ``with`` block, before `commit`, undoes `add`.
 
     Keys are given as an Arrow table with a row for each key. Its columns ``k0``, ``k1``, … have the values of the columns ``key``,
     in this order.
@@ -203,21 +204,22 @@ class Rewrite:
         self._writer.add(new)
         return self
 
-    def discard(self) -> None:
-        """Remove the files that `add` has written. They are no part of the table before `commit`."""
-        self._writer.discard()
-        places.remove_files(self._table.path, [file.name for file in self._written])
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _tb: TracebackType | None) -> None:
+        """After an error, remove the files that `add` has written. They are no part of the table before `commit`."""
+        if error is not None:
+            self._writer.discard()
+            places.remove_files(self._table.path, [file.name for file in self._written])
 
     def commit(self, mark: Mark) -> None:
         """Add the new rows, remove the found rows, and record the mark, in one commit.
 
         Raises ChangedError, and changes nothing, if another program has committed since the log was read.
         """
-        try:
+        with self:
             replaced = self._written_for_commit()
-        except BaseException:
-            self.discard()
-            raise
         file_table.commit(self._table, self._written, mark, replaced=replaced)
 
     def _written_for_commit(self) -> list[Replaced]:

@@ -17,6 +17,7 @@ small_merge.py leaves to Spark are unusual here, too. So are
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -108,19 +109,15 @@ def _merge_into(
     opened: Callable[[], Rewrite], reader: ChangeReader, ranges: Sequence[KeyRange], key: Sequence[str], position: Position
 ) -> None:
     target: Rewrite | None = None
-    try:
+    with ExitStack() as undone:
         for keys in ranges:
             changes = reader.read(keys)
             if changes.ends_earlier:
                 raise NotOrdinaryError("a TRUNCATE")
             made = _Versions.of(changes, keys)
             if target is None:  # not earlier: with unusual changes, the history stays as it is
-                target = opened()
+                target = undone.enter_context(opened())
             _add(changes, made, target, key)
-    except BaseException:
-        if target is not None:
-            target.discard()
-        raise
     if target is not None:
         target.commit(position)
 

@@ -18,6 +18,7 @@ because other programs may have written something unexpected to these tables. Un
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,27 +81,23 @@ def _merge_into(
 ) -> None:
     target: Rewrite | None = None
     expected = grown = 0
-    try:
+    with ExitStack() as undone:
         for keys in ranges:
             changes = reader.read(keys)
             last = _reduce(changes, keys, keeps_deleted=warehouse.keeps_deleted)
             if changes.ends_earlier and warehouse.keeps_deleted:
                 raise NotOrdinaryError("a TRUNCATE, whose rows are kept")
             if target is None:  # not earlier: with unusual changes, the replica stays as it is
-                target = _opened(log, warehouse, piece, reader.columns)
+                target = undone.enter_context(_opened(log, warehouse, piece, reader.columns))
                 if changes.ends_earlier:
                     target.remove_all()
             if log.version >= 0:
                 _check_unsent(log, target.schema, last)
             expected += changes.growth
             grown += _add(changes, last, target, keeps_deleted=warehouse.keeps_deleted)
-    except BaseException:
-        if target is not None:
-            target.discard()
-        raise
-    if target is not None:
         # Before the commit: a process that is killed in between merges and checks once more.
         check_growth(table, piece, expected, grown, partial(want_copy, warehouse, table, position.lsn))
+    if target is not None:
         target.commit(position)
 
 
