@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.index import SegmentIndex
     from spark_sink.staging.log import Segment
 
-__all__ = ["Contents", "Found", "Use", "count_rows", "find", "read_contents"]
+__all__ = ["Contents", "Found", "Use", "count_rows", "find"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,6 @@ def find(segments: Iterable[Segment], after_lsn: int = 0) -> Found:
             found.messages.count += len(places)
             found.messages.last_lsn = int(places[-1])
     return found
-
-
-def read_contents(segments: Iterable[Segment], after_lsn: int = 0) -> dict[Table, Contents]:
-    """Return the tables with changes in the segments, by their names in the stream."""
-    return find(segments, after_lsn).by_table()
 
 
 def count_rows(segments: Iterable[Segment], after_lsn: int = 0) -> int:

@@ -1,6 +1,6 @@
 """The data source ``cdcpipe``: a staging directory as a batch or a stream of Spark rows.
 
-    spark_sink.source.register(spark)
+    spark_sink.register_source(spark)
     spark.read.format("cdcpipe").option("table", "public.orders").load("/var/lib/cdc/staging")
 
 | option | meaning |
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["CdcpipeDataSource", "quote_table", "register", "relation_versions", "tables_in"]
+__all__ = ["CdcpipeDataSource", "quote_table", "register", "relations_in"]
 
 FORMAT_NAME: Final = "cdcpipe"
 
@@ -158,23 +158,6 @@ def register(spark: SparkSession) -> None:
 def quote_table(namespace: str, name: str) -> str:
     """Return the value of the option ``table`` for a table, whatever its name."""
     return ".".join(part if re.fullmatch(r'[^."]+', part) else '"' + part.replace('"', '""') + '"' for part in (namespace, name))
-
-
-def relation_versions(path: Path | str, table: str, start: Position | None = None, end: Position | None = None) -> list[Relation]:
-    """Return the versions of a table in the segments of (start, end], each once, in order; empty if the table is not there."""
-    wanted = _parse_table(table)
-    relations = _relations(Path(path), start, end)
-    return [relation for relation in relations if (relation.namespace, relation.name) == wanted]
-
-
-def tables_in(
-    path: Path | str, start: Position | None = None, end: Position | None = None
-) -> dict[tuple[str, str], list[Relation]]:
-    """Return the tables that the segments of (start, end] describe, by schema and name, each with its versions in order."""
-    tables: dict[tuple[str, str], list[Relation]] = {}
-    for relation in _relations(Path(path), start, end):
-        tables.setdefault((relation.namespace, relation.name), []).append(relation)
-    return tables
 
 
 class CdcpipeDataSource(DataSource):  # type: ignore[misc]  # pyspark is not analysed
@@ -253,7 +236,8 @@ class _Options:
             return _VIEWS[self.view]
         if self.table is None:
             return ENVELOPE_SCHEMA
-        versions = relation_versions(self.root, quote_table(*self.table), self.start, self.end)
+        found = relations_in(Path(self.root), self.start, self.end)
+        versions = [relation for relation in found if (relation.namespace, relation.name) == self.table]
         if not versions:
             msg = f"{self.root} has no change of table {quote_table(*self.table)} in the requested range"
             raise StagingError(msg, hint="is the table in the publication, and has it changed? If so, give a schema")
@@ -375,7 +359,7 @@ def _plan(root: Path, start: Position | None, end: Position | None, origin: Orig
     ]
 
 
-def _relations(root: Path, start: Position | None, end: Position | None) -> list[Relation]:
+def relations_in(root: Path, start: Position | None = None, end: Position | None = None) -> list[Relation]:
     """Return the relations that the segments of (start, end] describe, each version once, in order."""
     found: list[Relation] = []
     for segment, _ in _plan(root, start, end):

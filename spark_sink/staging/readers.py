@@ -26,7 +26,7 @@ from spark_sink.staging.log import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Retention", "read_readers", "reader_place", "register_reader", "remove_consumed", "remove_epoch", "unregister_reader"]
+__all__ = ["Retention", "read_readers", "reader_place", "register_reader", "remove_consumed", "remove_epoch"]
 
 
 _READER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -56,11 +56,6 @@ def reader_place(root: Path | str, name: str) -> str | None:
     """Return where the reader ``name`` puts the changes; None if that is not recorded."""
     found = (read_json(_reader_path(Path(root), name)) or {}).get("place")
     return None if found is None else str(found)
-
-
-def unregister_reader(root: Path | str, name: str) -> None:
-    """Forget a reader. Segments are not kept for it any more."""
-    _reader_path(Path(root), name).unlink(missing_ok=True)
 
 
 def read_readers(root: Path | str) -> dict[str, Position]:

@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.masks import Masks
@@ -48,7 +47,7 @@ from spark_sink.files.local import NEWER, RESTORE
 from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
-from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table, Version
+from spark_sink.schema.table import EXACT, Table, Version
 from spark_sink.staging.log import Epoch, Position, has_log
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["Source", "Warehouse", "WarehouseError", "decode_name", "encode_name", "masks_path"]
+__all__ = ["Source", "Warehouse", "WarehouseError", "encode_name", "masks_path"]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
@@ -137,20 +136,6 @@ def encode_name(table: Table) -> str:
         digest = hashlib.sha256(encoded.encode()).hexdigest()
         encoded = f"{encoded[: _NAME_LIMIT - 33]}~{digest[:32]}"
     return f"{encoded}~{table.number}" if table.number else encoded
-
-
-def decode_name(name: str) -> Table:
-    """Return the table for a name from ``encode_name``. Raises ValueError for any other name, and for a name that was cut."""
-    if name in (DDL.name, MESSAGES.name, SCHEMA_HISTORY.name):
-        return Table("", name)
-    schema, dot, table = name.partition(".")
-    table, _, number = table.partition("~")
-    # For bytes that are not UTF-8, encoding does not give the same name again.
-    decoded = Table(unquote(schema), unquote(table), int(number) if number.isdecimal() else 0)
-    if not dot or encode_name(decoded) != name:
-        msg = f"not the directory of a table: {name!r}"
-        raise ValueError(msg)
-    return decoded
 
 
 def _encode(text: str) -> str:

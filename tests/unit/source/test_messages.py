@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_sink.schema.types import MESSAGE_SCHEMA
 from spark_sink.source import slices
-from spark_sink.source.contents import count_rows, read_contents
+from spark_sink.source.contents import count_rows, find
 from spark_sink.source.datasource import CdcpipeDataSource
 from spark_sink.source.messages import MessageReader
 from spark_sink.source.slices import Slice
@@ -43,7 +43,7 @@ def test_a_segment_that_has_messages_and_no_transaction(log: Log) -> None:
     path = log.root / "000001" / segment_name(log.end_lsn, end_lsn)
     path.write_bytes(encode([say(end_lsn - 8, b"x", is_transactional=False)]))
     segment = Segment(1, log.end_lsn, end_lsn, path)
-    assert {str(table): found.count for table, found in read_contents([segment], log.end_lsn).items()} == {"_cdc_message": 1}
+    assert {str(table): found.count for table, found in find([segment], log.end_lsn).by_table().items()} == {"_cdc_message": 1}
     assert count_rows([segment], log.end_lsn) == 1
 
 

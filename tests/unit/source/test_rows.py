@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.table import SchemaError
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.source import envelope, slices
-from spark_sink.source.contents import read_contents
-from spark_sink.source.datasource import ENVELOPE_SCHEMA, quote_table, relation_versions, tables_in
+from spark_sink.source.contents import find
+from spark_sink.source.datasource import ENVELOPE_SCHEMA, quote_table, relations_in
 from spark_sink.source.envelope import EnvelopeReader
 from spark_sink.source.slices import Slice
 from spark_sink.source.typed import TypedReader
@@ -46,8 +47,7 @@ def test_a_schema_change_in_the_middle_of_a_segment(log: Log) -> None:
         (None, "six", None, None, None),
     }
     assert only(typed(log.root, "public.z"), "id", "u") == [(5, "five")]
-    assert [r.name for r in relation_versions(log.root, "public.a")] == ["a"] * 3
-    assert {table: len(versions) for table, versions in tables_in(log.root).items()} == {("public", "a"): 3, ("public", "z"): 1}
+    assert Counter((r.namespace, r.name) for r in relations_in(log.root)) == {("public", "a"): 3, ("public", "z"): 1}
 
 
 def test_a_schema_that_the_user_gives(log: Log) -> None:
@@ -135,10 +135,10 @@ def test_a_description_that_the_server_sends_again(log: Log, identity: str) -> N
                 segments.append(Segment(1, operation.start_lsn, operation.end_lsn, path))
                 data = b""
     assert len(segments) == len(groups)
-    (found,) = read_contents(segments).values()
+    (found,) = find(segments).by_table().values()
     rows = [(end, ordinal) for end, group in zip(ends, groups, strict=True) for ordinal in range(len(group) - (described in group))]
     assert [(rows.index((use.end_lsn, use.ordinal)), use.is_repeated) for use in found.uses] == [(0, False), (2, False), (5, False)]
-    (alone,) = read_contents(segments[2:3]).values()
+    (alone,) = find(segments[2:3]).by_table().values()
     assert alone.uses[0].is_repeated
 
 
@@ -213,8 +213,9 @@ def test_typed_rows_say_what_the_envelope_says(segments: list[list[list[Any]]], 
             "max_partition_bytes": data.draw(st.sampled_from(["100", "100000"]))
         }
         found: list[tuple[Any, ...]] = []
-        tables = tables_in(log.root)
-        for table, versions in tables.items():
+        tables = relations_in(log.root)
+        for table in {(relation.namespace, relation.name) for relation in tables}:
+            versions = [relation for relation in tables if (relation.namespace, relation.name) == table]
             schema = typed_schema(merge_columns(None, versions))
             for row in read(log.root, schema, table=quote_table(*table), **options)[0]:
                 place = row["_cdc_end_lsn"], row["_cdc_ordinal"]

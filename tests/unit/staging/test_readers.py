@@ -10,7 +10,7 @@ import pytest
 from spark_sink.files.local import write_json
 from spark_sink.staging import readers
 from spark_sink.staging.log import Position, StagingError, list_segments, log_end
-from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed, unregister_reader
+from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed
 from support.staged import make_epoch, ranges
 
 
@@ -30,7 +30,7 @@ def test_segments_go_once_all_readers_are_past_them(tmp_path: Path):
     with pytest.raises(StagingError, match="do not exist any more"):
         list_segments(tmp_path, Position(1, 0x150))
 
-    unregister_reader(tmp_path, "slow")
+    (tmp_path / "readers/slow.json").unlink()
     assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x300, 0x400]
     assert ranges(tmp_path) == [(2, 0x400, 0x500)]  # the last one stays: the log's end stays known
     assert not (tmp_path / "000001").exists()
