@@ -11,7 +11,7 @@
 
 Catalogs accept letters, digits and underscores, and some ignore case. So names are in lower case, and an underscore replaces any
 other character. If two tables get the same name, that is an error. A name that is already in use for something else is an error,
-too. (The names of tables contain two underscores in a row; the last two names above do not.)
+too. (The names of tables contain two underscores in a row; the last three names above do not.)
 
 A table can have a view that shows its json and jsonb columns as VARIANT: ``shop__orders_variant`` is such a view of
 ``shop__orders``. The view is created again when the table's json columns change; other new columns appear in it without that.
@@ -23,7 +23,7 @@ was moved, names and views of the former place are made anew.
 
 With Delta Lake, each name is an external table: the catalog holds its location, and the table holds everything else. A Parquet
 changelog is a view that reads its directory. A Parquet replica has no name here, because SQL cannot compute it
-(replica.register_views).
+(`register_views` in replica/current.py makes a temporary view of it).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, quote
+from spark_sink.warehouse.formats import VIEW
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog.history import SchemaHistory
 
-__all__ = ["CatalogDatabase", "parse_database"]
+__all__ = ["CatalogDatabase", "check_options", "parse_database"]
 
 _logger = logging.getLogger(__name__)
 
@@ -86,11 +87,21 @@ def parse_database(text: str) -> tuple[str, ...]:
     return parts
 
 
+def check_options(database: str | None, *, json_variants: bool, history: str) -> None:
+    """Raise InvalidArgumentsError for a wrong name of a database, and for views without a database to make them in."""
+    if database is not None:
+        parse_database(database)
+    elif json_variants or history == VIEW:
+        option = "--json variant" if json_variants else "--history view"
+        raise InvalidArgumentsError(f"{option} makes views in the catalog", hint="name a database there: --catalog-database")
+
+
 class CatalogDatabase:
     """Gives the tables of a warehouse names in a database, and remembers which tables have one. Thread-safe.
 
-    With ``history``, a table that has json columns in its newest schema also gets a view. With ``history_views``, a table with a
-    key also gets a view with its history. Without it, such views of an earlier run are dropped, because nobody keeps them right.
+    With ``schemas``, a table that has json columns in its newest schema also gets a view that shows them as VARIANT. With
+    ``history_views``, a table with a key also gets a view with its history. Without it, such views of an earlier run are dropped,
+    because nobody keeps them right.
     """
 
     def __init__(
@@ -98,7 +109,7 @@ class CatalogDatabase:
         spark: SparkSession,
         database: str,
         warehouse: Warehouse,
-        history: SchemaHistory | None = None,
+        schemas: SchemaHistory | None = None,
         *,
         history_views: bool = False,
     ) -> None:
@@ -111,8 +122,8 @@ class CatalogDatabase:
         self._registered: dict[str, Path] = {}
         self._called: dict[Table, Table] = {}
         """The tables that were renamed, as they are called now. A merge that began before may know an older name."""
-        self._history = history
-        self._has_histories = history_views
+        self._schemas = schemas
+        self._has_history_views = history_views
         self._histories = HistoryViews(spark, warehouse)
         self._variants: dict[str, tuple[str, ...]] = {}
         """For each table's name, the json columns that its view was created for."""
@@ -146,7 +157,7 @@ class CatalogDatabase:
                 self._claim(name, owner)
                 if self._registered.get(name) != path and self._warehouse.format.exists(path):
                     self._drop_moved(owner, name, path)
-                    if self._history is not None and self._is_variant(name, self._warehouse.root):
+                    if self._schemas is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
                     if name.endswith(_HISTORY) and HISTORY_OF in self._histories.properties(self._quoted(name)):
@@ -154,23 +165,23 @@ class CatalogDatabase:
                         self._histories.forget()
                     self._name(owner, name, path)
                     self._registered[name] = path
-                    if name.endswith(_CHANGELOG) and not self._has_histories:
+                    if name.endswith(_CHANGELOG) and not self._has_history_views:
                         self._histories.drop(table, self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
-            if self._has_histories:
+            if self._has_history_views:
                 for table, _, name, path in entries:
                     if self._registered.get(name) == path == self._warehouse.changelog(table) and table not in _OURS:
                         self._histories.show(table, self._quoted(name), self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
-            if self._history is not None:
+            if self._schemas is not None:
                 for table, _, name, path in entries:
                     if name in self._registered and table not in _OURS:
-                        self._show_variants(name, path, self._history.newest(table))
+                        self._show_variants(name, path, self._schemas.newest(table))
 
     def withdraw_histories(self, tables: Iterable[Table]) -> None:
         """Drop the views with the histories of these tables, because their versions or columns change.
 
         Call this before the changes are committed. After `forget_histories`, `register` makes the views again.
         """
-        if self._has_histories:
+        if self._has_history_views:
             with self._lock:
                 for table in tables:
                     called = self._called.get(table, table)

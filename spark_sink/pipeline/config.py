@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import parse_masks
 from spark_sink.doctor.pipeline_doctor import Plan
-from spark_sink.pipeline.catalog import parse_database
+from spark_sink.pipeline.catalog import check_options
 from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.schedule import parse_hours
-from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, HISTORY, READERS, VIEW, WIDEN
+from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, HISTORY, READERS, WIDEN
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -138,11 +138,7 @@ class RunConfig:
                 raise InvalidArgumentsError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, choices))}")
         parse_masks(f"{pattern}={kind}" for pattern, kind in self.masks.items())
         house = self.house()
-        if self.catalog_database is not None:
-            parse_database(self.catalog_database)
-        elif self.json_variants or self.history == VIEW:
-            option = "--json variant" if self.json_variants else "--history view"
-            raise InvalidArgumentsError(f"{option} makes views in the catalog", hint="name a database there: --catalog-database")
+        check_options(self.catalog_database, json_variants=self.json_variants, history=self.history)
         try:
             parse_hours(self.heal or "now")
         except ValueError as ex:

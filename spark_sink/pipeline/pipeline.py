@@ -26,13 +26,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.measures import Histogram
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.files.system_hints import hint_in
 from spark_sink.pipeline import fit
-from spark_sink.pipeline.catalog import CatalogDatabase
+from spark_sink.pipeline.catalog import CatalogDatabase, check_options
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
@@ -155,12 +155,7 @@ class Pipeline:
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._pace = Pace(trigger_interval_s)
         self._staging_shared = staging_shared
-        if json_variants and catalog_database is None:
-            raise InvalidArgumentsError(
-                "json as VARIANT is in views in the catalog", hint="name a database there: --catalog-database"
-            )
-        if history == VIEW and catalog_database is None:
-            raise InvalidArgumentsError("--history view is in the catalog", hint="name a database there: --catalog-database")
+        check_options(catalog_database, json_variants=json_variants, history=history)
         self._names = None
         if catalog_database is not None:
             variants = schemas if json_variants else None
@@ -295,7 +290,7 @@ class Pipeline:
         with self._serving:  # it ends also if a full disk refuses to give segments back
             if query is not None and not jvm.has_ended(0) and query.isActive:
                 with self._batch_running:
-                    # Otherwise Spark logs a long error, and runs the micro-batch again at the next start.
+                    # Wait for Spark to record the end of the micro-batch. Otherwise it logs a long error, and runs it again.
                     _wait_until(query, self._is_recorded)
                 # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
                 query.stop()
@@ -307,7 +302,7 @@ class Pipeline:
         return self._batch_id is None or is_recorded(self.checkpoint, self._batch_id)
 
     def _take_error(self, ex: BaseException) -> None:
-        """Make an error of the follower the error of the pipeline, and stop the query."""
+        """Make an error of a thread that follows the changelogs the error of the pipeline, and stop the query."""
         self._error = self._error or own_error(ex)  # the first error is kept
         self._stop_query()
 
