@@ -1,11 +1,11 @@
 """Keeps Delta tables small and fast: compacts small files, and deletes old changes, old commits and unused files.
 
-Each micro-batch writes a file per table. So a changelog gets about one file a second, and reading it becomes slower. ``Upkeep.run``
-looks at each table at most once in ``optimize_interval_s``, and reads only its log (delta/log.py: no Spark).
+Each micro-batch writes a file per table. So a changelog gets about one file a second, and reading it becomes slower. Upkeep looks
+at each table at least once an hour, and reads only its log (delta/log.py: no Spark).
 
-- If a table has many small files, they are put together. For a changelog delta/compaction.py does this, while micro-batches go on;
-  for the others OPTIMIZE. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts replicas by key instead, which
-  rewrites a whole table up to some size. Histories are always sorted by key.
+- Once in ``optimize_interval_s``, if a table has many small files, they are put together. For a changelog delta/compaction.py does
+  this, while micro-batches go on; for the others OPTIMIZE. Large files are never rewritten. With ``clustering`` OPTIMIZE sorts
+  replicas by key instead, which rewrites a whole table up to some size. Histories are always sorted by key.
 - Commits: a log has a file for each commit. A log with many commits after its newest checkpoint gets another one. (For tables that
   change all the time, pipeline/follower.py has done that before.) Commits before the newest checkpoint that is older than
   ``log_retention_s`` are deleted whenever the table is looked at.
@@ -31,6 +31,7 @@ An error here does no harm, and upkeep tries again later. So it is only a warnin
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -83,6 +84,7 @@ _CUBE_BYTES = 2 << 30
 """In a clustered table, a group of files sorted together is not rewritten once it has this size."""
 _MOST_CLUSTERING_COLUMNS = 4
 _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
+_SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 3600.0
 """The longest pause before upkeep checks again whether VACUUM is due and whether logs are too long."""
 
@@ -146,12 +148,22 @@ class Upkeep:
         self._thread.join_if_started()
 
     def _run(self) -> None:
+        interval_s = self._optimize_interval_s
+        due_s = math.inf if interval_s is None else time.monotonic()
         while not self._stopping.is_set():
-            self.run()
-            self._stopping.wait(min(self._optimize_interval_s or _LONGEST_PAUSE_S, _LONGEST_PAUSE_S))
+            if interval_s is None or time.monotonic() < due_s:
+                self._look(lambda: False, compacts=False)
+            else:
+                self.run()
+                due_s = time.monotonic() + interval_s
+            self._stopping.wait(min(max(_SHORTEST_PAUSE_S, due_s - time.monotonic()), _LONGEST_PAUSE_S))
 
     def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Do the upkeep of each table in turn, until ``is_stopping`` is True or ``stop`` is called."""
+        self._look(is_stopping, compacts=self._optimize_interval_s is not None)
+
+    def _look(self, is_stopping: Callable[[], bool], *, compacts: bool) -> None:
+        """Do the upkeep of each table in turn. With ``compacts``, also put small files together."""
         if not self._warehouse.format.has_upkeep:
             return
 
@@ -176,7 +188,7 @@ class Upkeep:
                     with _forgiving(path / "_delta_log", "shortened"), right():
                         self._shorten(path, self._log_retention_s)
                 with _forgiving(path):
-                    if self._optimize_interval_s is not None:
+                    if compacts:
                         self._optimize(table, path, right, is_ending)
                     if self._vacuum_retention_s is not None:
                         self._vacuum(table, path, right, self._vacuum_retention_s)

@@ -1,0 +1,69 @@
+"""How often upkeep looks at a table, and how often it compacts the table's files. Without Spark, by a clock of the test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+
+from spark_sink.schema.table import Table
+from spark_sink.upkeep import upkeep
+from spark_sink.upkeep.upkeep import Upkeep
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOURS = 6
+
+
+class Clock:
+    """In the place of the module ``time``, and of the event that ends upkeep: each wait lasts as long as it is asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+    def is_set(self) -> bool:
+        return self.now_s > HOURS * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "compacted", "looked"),
+    [
+        (7200.0, [0, 2, 4, 6], [0, 1, 2, 3, 4, 5, 6]),
+        (5400.0, [0, 1.5, 3, 4.5, 6], [0, 1, 1.5, 2.5, 3, 4, 4.5, 5.5, 6]),
+        (10_800.0, [0, 3, 6], [0, 1, 2, 3, 4, 5, 6]),
+        (86_400.0, [0], [0, 1, 2, 3, 4, 5, 6]),
+        (None, [], [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_files_are_compacted_once_in_the_interval(
+    interval_s: float | None, compacted: list[float], looked: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of a table is looked at every hour even so."""
+    house, clock = Warehouse(tmp_path, "delta"), Clock()
+    found: list[tuple[str, float]] = []
+
+    def noting(what: str) -> Any:
+        return lambda *_: found.append((what, clock.now_s / 3600.0))
+
+    table = Table("public", "fruit")
+    monkeypatch.setattr(upkeep, "places_of", lambda _: [(table, house.changelog(table))])
+    monkeypatch.setattr(upkeep, "time", clock)
+    monkeypatch.setattr(Upkeep, "_shorten", noting("looked"))
+    monkeypatch.setattr(Upkeep, "_optimize", noting("compacted"))
+    care = Upkeep(
+        Mock(), house, TableLock(tmp_path), optimize_interval_s=interval_s, vacuum_retention_s=None, log_retention_s=86_400.0
+    )
+    monkeypatch.setattr(care, "_stopping", clock)
+    care._run()
+    for what, times in (("looked", looked), ("compacted", compacted)):
+        assert [at for kind, at in found if kind == what] == times
