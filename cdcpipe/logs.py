@@ -21,9 +21,25 @@ from typing import Any, Final
 from cdcpipe.error_texts import stack_of, unexpected
 from cdcpipe.printable import printable_lines
 
-__all__ = ["FORMATS", "JsonFormatter", "Told", "formatter", "hook_exceptions", "is_json", "line", "show", "to_stderr", "use"]
+__all__ = [
+    "FORMATS",
+    "JsonFormatter",
+    "Told",
+    "complain",
+    "formatter",
+    "hook_exceptions",
+    "is_json",
+    "line",
+    "show",
+    "to_stderr",
+    "use",
+    "write",
+]
 
 _TELL_AGAIN_S: Final = 60.0
+
+_UNWRITABLE: Final = (OSError, ValueError, AttributeError)
+"""What writing to stderr raises if its file or pipe takes nothing, if it is closed, and if there is none."""
 
 FORMATS: Final = ("text", "json")
 
@@ -50,11 +66,26 @@ def line(level: str, part: str, message: str, *, at: float | None = None, **more
     return json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False)
 
 
+def write(text: str) -> None:
+    """Write text to stderr. Drops what cannot be written: the disk with a log may be full, or nobody reads a pipe any more."""
+    with suppress(*_UNWRITABLE):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def show(text: str) -> None:
-    """Write a line to stderr. On a terminal it takes the place of a live line, such as a progress."""
-    start = "\r\x1b[K" if sys.stderr.isatty() and not is_json() else ""
-    sys.stderr.write(f"{start}{text}\n")
-    sys.stderr.flush()
+    """Write a line to stderr, as `write` does. On a terminal it takes the place of a live line, such as a progress."""
+    with suppress(*_UNWRITABLE):
+        start = "\r\x1b[K" if sys.stderr.isatty() and not is_json() else ""
+        write(f"{start}{text}\n")
+
+
+def complain(program: str, message: str, hint: str | None, exit_code: int) -> None:
+    """Write the error that ends a command to stderr, with its hint."""
+    if is_json():
+        write(line("error", program, message, hint=hint, exit_code=exit_code) + "\n")
+    else:
+        write(printable_lines(f"{program}: error: {message}" + (f"\n{program}: hint: {hint}" if hint else "")) + "\n")
 
 
 class JsonFormatter(logging.Formatter):
@@ -86,11 +117,10 @@ def hook_exceptions(program: str) -> None:
         if ex is None:
             return
         message = f"{unexpected(ex)}{where}"
-        with suppress(OSError, ValueError, AttributeError):  # stderr is closed or broken
-            if is_json():
-                show(line("error", program, message, stack=stack_of(ex)))
-            else:
-                show(printable_lines(f"{program}: error: {message}\n{stack_of(ex)}"))
+        if is_json():
+            show(line("error", program, message, stack=stack_of(ex)))
+        else:
+            show(printable_lines(f"{program}: error: {message}\n{stack_of(ex)}"))
 
     def tell_of_thread(found: threading.ExceptHookArgs) -> None:
         if not isinstance(found.exc_value, SystemExit):

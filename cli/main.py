@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -32,7 +31,6 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.options import LOG_FORMAT, METRICS, text_mistake, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import failure_of_others
-from cdcpipe.printable import printable_lines
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.subcommands.poll import poll_until_free
 from cdcpipe.subcommands.stream import stream
@@ -471,13 +469,7 @@ def _unexpected(ex: Exception) -> ExitCode:
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     """Write an error and its hint to stderr, and return the exit code."""
-    if logs.is_json():
-        lines = [logs.line("error", "cdcpipe", message, hint=hint, exit_code=int(code))]
-    else:
-        lines = [printable_lines(f"cdcpipe: error: {message}" + (f"\ncdcpipe: hint: {hint}" if hint else ""))]
-    with suppress(OSError):  # stderr may be closed; the exit code still tells of the error
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+    logs.complain("cdcpipe", message, hint, int(code))
     return code
 
 

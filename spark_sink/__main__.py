@@ -20,7 +20,6 @@ from cdcpipe.error_texts import SETTING, unexpected
 from cdcpipe.errors import CdcpipeError, OutputError
 from cdcpipe.options import text_mistake, usage_hint
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable_lines
 from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
@@ -77,7 +76,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
             return _unexpected(ex.__cause__)
         return 128 + signal.SIGINT
     except click.exceptions.NoArgsIsHelpError as ex:
-        click.echo(ex.format_message(), err=True)
+        logs.show(ex.format_message())
         return ExitCode.INVALID_ARGS
     except click.ClickException as ex:
         context = ex.ctx if isinstance(ex, click.UsageError) else None
@@ -113,12 +112,7 @@ def _unexpected(ex: Exception) -> ExitCode:
 
 def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
     """Print the error and the hint on stderr, and return the exit code."""
-    if logs.is_json():
-        click.echo(logs.line("error", "cdcpipe-spark", message, hint=hint, exit_code=int(code)), err=True)
-        return code
-    click.echo(printable_lines(f"cdcpipe-spark: error: {message}"), err=True)
-    if hint:
-        click.echo(printable_lines(f"cdcpipe-spark: hint: {hint}"), err=True)
+    logs.complain("cdcpipe-spark", message, hint, int(code))
     return code
 
 

@@ -9,6 +9,7 @@ import click
 import cloup
 from pyspark.sql import functions as F  # noqa: N812 - the usual name for this module
 
+from cdcpipe import logs
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.units import count_from
 from spark_sink.commands.configured import ConfiguredCommand
@@ -95,6 +96,6 @@ def print_rows(rows: DataFrame, limit: int) -> None:
     lines = rows.select(F.to_json(F.struct("*"), options).alias("line"))
     for number, row in enumerate((lines.limit(limit + 1) if limit else lines).toLocalIterator()):
         if limit and number == limit:
-            click.echo(f"there are more rows than these {limit}: --limit 0 shows all", err=True)
+            logs.show(f"there are more rows than these {limit}: --limit 0 shows all")
             break
         click.echo(row["line"])

@@ -10,8 +10,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-import click
-
 from cdcpipe import logs
 from cdcpipe.printable import printable
 from spark_sink.commands.progress_text import Rates, log_text, snapshot_text, step_text, tables_text
@@ -72,15 +70,15 @@ class LiveLine:
         line = printable(text(width))[:width]
         if self.is_terminal:
             self.clear()
-            click.echo(line, err=True, nl=is_last)
+            logs.write(f"{line}\n" if is_last else line)
         elif line != self._shown:
-            click.echo(logs.line("info", "progress", line) if logs.is_json() else line, err=True)
+            logs.show(logs.line("info", "progress", line) if logs.is_json() else line)
         self._shown = line
 
     def clear(self) -> None:
         """Clear the line on a terminal, before other output."""
         if self.is_terminal:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            logs.write("\r\x1b[K")
 
 
 class _Rate:

@@ -142,7 +142,4 @@ class JvmOutput:
 
 def _show(line: str) -> None:
     is_object = line.startswith("{")  # an entry of Spark's log with --log-format json
-    try:
-        logs.show(logs.line("warning", "spark.jvm", line) if logs.is_json() and not is_object else line)
-    except (OSError, ValueError):
-        return  # our stderr is closed or broken: the JVM's lines still have to be taken
+    logs.show(logs.line("warning", "spark.jvm", line) if logs.is_json() and not is_object else line)

@@ -57,6 +57,20 @@ def test_records_and_the_progress_are_objects(capsys: pytest.CaptureFixture[str]
     assert "7 records" in said[2]["message"]
 
 
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_what_a_full_disk_does_not_take_is_dropped(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command goes on if nothing can be written to its log, and ends with its own exit code."""
+    full = Path("/dev/full").open("w")  # noqa: SIM115 - its end is an error
+    monkeypatch.setattr("sys.stderr", full)
+    logs.use(form)
+    log_to_stderr(verbose=False)
+    logging.getLogger("a.b").warning("x")
+    ProgressLine(0.0).update(Progress(records=7), 1.0, is_last=True)
+    logs.complain("cdcpipe-spark", "no room", "make room", 7)
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+
+
 class Context:
     """Where an error of Spark comes from."""
 

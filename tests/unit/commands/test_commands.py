@@ -66,8 +66,8 @@ def test_help(arguments: list[str], commands: ForkedCommands):
     assert arguments == ["--version"] or "Example:" in ended.stdout
 
 
-@pytest.mark.parametrize("closed", ["<&- 2>&-", "2>&-"])
-def test_a_stderr_that_is_closed_at_the_start_only_hides_what_is_said(tmp_path: Path, closed: str):
+@pytest.mark.parametrize("closed", ["<&- 2>&-", "2>&-", "2>/dev/full"])
+def test_a_stderr_that_takes_nothing_only_hides_what_is_said(tmp_path: Path, closed: str):
     """The command itself runs: it fails where it would fail anyway, here at the server."""
     away = ["-d", f"host={tmp_path} port=1", "-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging")]
     command = shlex.join([*SPARK_COMMAND, "land", *away, "--available-now"])
