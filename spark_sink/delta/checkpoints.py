@@ -3,7 +3,7 @@
     version, files = newest_checkpoint(names)
     actions = [action for name in files for action in checkpoint_actions(log / name)]
 
-A checkpoint is one file, or several files of the same version; or, in the format V2, a file which may name others ("sidecars").
+A checkpoint is one file, or several files of the same version; or, in the format V2, a file that may name others ("sidecars").
 """
 
 from __future__ import annotations

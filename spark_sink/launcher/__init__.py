@@ -1,1 +1,1 @@
-"""From the pipe to sealed segments."""
+"""From the pipe to sealed segments, and when to start the streamer again."""

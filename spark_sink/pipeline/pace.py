@@ -1,4 +1,4 @@
-"""When the next micro-batch of a stream may begin, by a clock that nobody sets.
+"""When the next micro-batch of a stream may begin, by the monotonic clock, which nobody can set.
 
     pace = Pace(0.1)
     query = pace.start(spark, writer)   # looks for segments once in the interval

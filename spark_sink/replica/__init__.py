@@ -1,1 +1,1 @@
-"""Makes a table's current rows, or its rows at an earlier time, from its changelog."""
+"""Makes a table's current rows, its rows at an earlier time, or all versions of its rows, from its changelog."""

@@ -1,1 +1,1 @@
-"""Spark sessions, and names and values as SQL text."""
+"""Spark sessions, the JVM and what it prints, and names and values as SQL text."""

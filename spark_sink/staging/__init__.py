@@ -1,1 +1,1 @@
-"""The staging log: a directory that is its own index. Knows nothing of Spark."""
+"""The staging log: segments, their indexes, and how far each reader is. Knows nothing of Spark."""

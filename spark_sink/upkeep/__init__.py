@@ -1,1 +1,1 @@
-"""Compacts, vacuums and forgets."""
+"""Compacts tables, deletes files that are not part of them, and removes old changes."""
