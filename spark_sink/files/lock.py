@@ -8,18 +8,26 @@ seconds (`share_with_child`).
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_sink.files.local import open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["hold_alone", "open_alone", "open_shared", "share_with_child", "try_lock"]
+__all__ = ["hold_alone", "open_alone", "open_shared", "share_with_child", "try_lock", "wait_for_lock"]
+
+_logger = logging.getLogger(__name__)
+
+_POLL_S = 0.05
+_PATIENCE_S = 30.0
+"""How long a wait for a lock may take before the log tells which process has the lock."""
 
 
 @contextmanager
@@ -38,11 +46,46 @@ def try_lock(fd: int, *, is_shared: bool = False) -> bool:
     return True
 
 
+def wait_for_lock(fd: int, path: Path, *, is_shared: bool = False, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    """Take the exclusive or shared lock of the open file ``path``. If another process keeps it for long, log this once.
+
+    Raises InterruptedError once ``is_stopping`` is True while it waits.
+    """
+    look_at = time.monotonic() + _PATIENCE_S
+    while not try_lock(fd, is_shared=is_shared):
+        if is_stopping():
+            raise InterruptedError
+        if time.monotonic() >= look_at:
+            holder = _other_holder(fd)
+            if holder is not None:
+                _logger.warning("still waiting for the lock %s: %s has it (was it stopped? does it hang?)", path, holder)
+            look_at = look_at + _PATIENCE_S if holder is None else float("inf")
+        time.sleep(_POLL_S)
+
+
+def _other_holder(fd: int) -> str | None:
+    """Return which other process has the lock of an open file; None if it is this process."""
+    file = os.fstat(fd)
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    pids = set()
+    with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            # 1: FLOCK ADVISORY WRITE 4711 fe:01:393225 0 EOF. If a process waits for a lock, its line has "->" after the number.
+            match line.split():
+                case [_, "FLOCK", _, _, pid, at, *_] if at == place:
+                    pids.add(int(pid))
+    if not pids:
+        return "another process, on this machine or another one,"
+    others = pids - {os.getpid()}
+    return f"process {', '.join(map(str, sorted(others)))}" if others else None
+
+
 class _Inherited:
     """The open files of one lock that a child process has inherited: one to share the lock, one to have it alone."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self.shared, self.alone = (open_file(path, os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
         self._counting = threading.Lock()
         self._sharing = 0
@@ -59,7 +102,7 @@ class _Inherited:
         """Share the lock; the first thread of this process takes it, and the last one releases it."""
         with self._counting:
             if not self._sharing:
-                fcntl.flock(self.shared, fcntl.LOCK_SH)
+                wait_for_lock(self.shared, self._path, is_shared=True)
             self._sharing += 1
         try:
             yield self.shared
@@ -90,7 +133,7 @@ def open_shared(path: Path) -> Iterator[int]:
             yield fd
     else:
         with _opened(path) as fd:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            wait_for_lock(fd, path, is_shared=True)
             yield fd
 
 

@@ -39,11 +39,10 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from spark_sink.files.lock import open_alone, open_shared, try_lock
+from spark_sink.files.lock import open_alone, open_shared, wait_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TableLock", "lock_file"]
 
-_POLL_S = 0.05
 _STATE_BYTES = 16
 
 
@@ -102,11 +100,8 @@ class TableLock:
         """Hold the right to write all tables alone. Raises InterruptedError once ``is_stopping`` is True while it waits."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with open_alone(self._wanted) as wanted, open_alone(self._file) as fd:
-            for each in (wanted, fd):
-                while not try_lock(each):
-                    if is_stopping():
-                        raise InterruptedError
-                    time.sleep(_POLL_S)
+            for each, path in ((wanted, self._wanted), (fd, self._file)):
+                wait_for_lock(each, path, is_stopping=is_stopping)
             # Change the state first: a holder that is killed may have changed the tables, too.
             os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
             yield

@@ -1,14 +1,18 @@
 """Locks of files that outlive the process that took them."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from spark_sink.files import lock
 from spark_sink.files.lock import open_alone, open_shared, share_with_child, try_lock
+from spark_sink.warehouse.lock import TableLock, lock_file
 from support.waiting import until
 
 _HOLDER = """
@@ -61,3 +65,67 @@ def test_a_lock_goes_on_in_a_new_file(tmp_path: Path) -> None:
     path.unlink()
     with open_shared(path), path.open() as other:
         assert not try_lock(other.fileno())
+
+
+_STOPPED_HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("right", ["alone", "append", "merge", "reading"])
+def test_a_wait_for_a_stopped_process_names_it(
+    tmp_path: Path, right: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `snapshot` that a user stopped with ^Z keeps the tables: `run` said nothing and stood still."""
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
+    path = lock_file(tmp_path)
+    path.parent.mkdir()
+    holder = subprocess.Popen([sys.executable, "-c", _STOPPED_HOLDER, path], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    holder.send_signal(signal.SIGSTOP)
+
+    def take() -> None:
+        with getattr(TableLock(tmp_path), right)():
+            pass
+
+    thread = threading.Thread(target=take)
+    try:
+        thread.start()
+        until(lambda: caplog.messages, "the warning")
+    finally:
+        holder.kill()
+        thread.join()
+        holder.wait()
+    assert [message.partition(" has it")[0] for message in caplog.messages] == [
+        f"still waiting for the lock {path}: process {holder.pid}"
+    ]
+
+
+def test_a_wait_for_a_thread_of_this_process_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A snapshot of `run` itself may keep the tables for minutes."""
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
+    answers = iter((False, False, True))
+    with (tmp_path / "lock").open("w") as ours, (tmp_path / "lock").open() as other:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        with pytest.raises(InterruptedError):
+            lock.wait_for_lock(other.fileno(), tmp_path / "lock", is_stopping=lambda: next(answers))
+    assert not caplog.messages
+
+
+def test_a_wait_for_another_machine_has_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file server's locks may belong to processes of other machines, which this machine does not list."""
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
+    answers = iter((False, True))
+    monkeypatch.setattr(lock, "try_lock", lambda _fd, **_: False)
+    with (tmp_path / "lock").open("w") as file, pytest.raises(InterruptedError):
+        lock.wait_for_lock(file.fileno(), tmp_path / "lock", is_stopping=lambda: next(answers))
+    assert "another process, on this machine or another one, has it" in caplog.text
