@@ -475,8 +475,11 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: lis
     """Raise StagingError unless ``after`` is a position of this log and all segments after it exist."""
     begin = segments[0].start_lsn if segments else end.lsn
     first = epochs[0]
-    if first.gap is not None and begin == first.start_lsn:  # a new log for tables that have lost theirs
-        begin = first.gap.after_lsn
+    if first.gap is not None and begin == first.start_lsn:
+        # A new log for tables that have lost theirs, or all epochs before the gap were removed. In those, the account of the log
+        # (known.json) may have gone on after the last segment, without changes.
+        removed = removed_position(root)
+        begin = first.gap.after_lsn if removed is None else min(first.gap.after_lsn, removed.lsn)
     if after.lsn < begin:
         msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"
         raise StagingError(msg, hint="they were removed, or the position is of another staging directory")

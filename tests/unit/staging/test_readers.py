@@ -1,6 +1,7 @@
 """Readers of the staging log: their positions, and which segments may be removed."""
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from spark_sink.files.local import write_json
 from spark_sink.staging import readers
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position, StagingError, list_segments, log_end
 from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed
 from support.staged import make_epoch, ranges
@@ -98,6 +100,24 @@ def test_a_removal_that_was_cut_short_is_no_gap(tmp_path: Path):
     register_reader(tmp_path, "r", Position(1, 0x300))
     assert remove_consumed(tmp_path) == []
     assert len(list(tmp_path.glob("000001/*.cdc"))) == 1
+
+
+@pytest.mark.parametrize(("reached_lsn", "is_known"), [(0x1FF, False), (0x200, True), (0x250, True), (0x280, True)])
+def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_path: Path, reached_lsn: int, is_known: bool):
+    """The account of the log went on to 280 after the last segment, without changes. A `run` behind such a gap never started again."""
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200))
+    make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
+    path = tmp_path / "000002" / "epoch.json"
+    gap = Gap(0x280, "somebody moved the slot", since=1.0, found=2.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gap": gap.to_json()}))
+    register_reader(tmp_path, "r", Position(1, 0x200))
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200]
+    assert not (tmp_path / "000001").exists()
+    if is_known:
+        assert [segment.end_lsn for segment in list_segments(tmp_path, Position(1, reached_lsn))] == [0x400]
+    else:
+        with pytest.raises(StagingError, match="the segments from 1:0/1FF to 0/200 do not exist any more"):
+            list_segments(tmp_path, Position(1, reached_lsn))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 101, "a b", "é"])
