@@ -464,21 +464,22 @@ def _segments_after(root: Path, chain: _Chain, after: Position | None) -> list[S
     if end is None:
         msg = f"{root}: position {after} is not in this log, which is empty"
         raise StagingError(msg, hint=_FOREIGN_HINT)
-    _check_known(root, after, epochs, segments, end)
+    _check_known(root, after, epochs, end)
     return [segment for segment in segments if segment.end_lsn > after.lsn]
 
 
 _FOREIGN_HINT = "the reader belongs to another staging directory, or this directory was replaced; give each its own warehouse"
 
 
-def _check_known(root: Path, after: Position, epochs: list[Epoch], segments: list[Segment], end: Position) -> None:
+def _check_known(root: Path, after: Position, epochs: list[Epoch], end: Position) -> None:
     """Raise StagingError unless ``after`` is a position of this log and all segments after it exist."""
-    begin = segments[0].start_lsn if segments else end.lsn
-    first = epochs[0]
-    if first.gap is not None and begin == first.start_lsn:
+    first, removed = epochs[0], removed_position(root)
+    begin = first.start_lsn
+    if removed is not None and removed.lsn > begin:
+        begin = removed.lsn
+    elif first.gap is not None:
         # A new log for tables that have lost theirs, or all epochs before the gap were removed. In those, the account of the log
         # (known.json) may have gone on after the last segment, without changes.
-        removed = removed_position(root)
         begin = first.gap.after_lsn if removed is None else min(first.gap.after_lsn, removed.lsn)
     if after.lsn < begin:
         msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"

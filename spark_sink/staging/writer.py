@@ -21,6 +21,7 @@ import mmap
 import os
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -268,8 +269,11 @@ class StagingWriter:
         assert self._epoch is not None
         for path in self.root.glob(f"{TEMPORARY_PREFIX}*"):
             path.unlink(missing_ok=True)
+        epochs = list_epochs(self.root)
         # The chain of epochs needs these.
-        kept = {each.number for each in list_epochs(self.root) if each.gap is not None or each.former_system_id is not None}
+        kept = {each.number for each in epochs if each.gap is not None or each.former_system_id is not None}
+        # A reader that is at the start of an empty epoch before a gap goes on from there.
+        kept |= {before.number for before, each in pairwise(epochs) if each.gap is not None}
         for number in epoch_numbers(self.root):
             if number < self._epoch.number:
                 names = [path.name for path in epoch_directory(self.root, number).iterdir()]

@@ -13,7 +13,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import OtherSourceError, Position, StagingError, list_epochs, list_segments, log_end
-from spark_sink.staging.readers import register_reader
+from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.staging.writer import StagingWriter
 from support.pgoutput_stream import (
     Message,
@@ -57,6 +57,22 @@ def test_after_a_gap_the_log_goes_on_further(tmp_path: Path):
     assert [each.gap for each in list_epochs(tmp_path)] == [None, gap, None]  # the epoch with the gap stays, without a segment
     assert landed(tmp_path) == [*WORK, Transaction(end.lsn + 0x2000, ())]
     assert len(list_segments(tmp_path, end)) == 1
+
+
+def test_a_reader_goes_on_behind_a_gap_after_an_empty_log(tmp_path: Path):
+    """No change came before the gap, and the account of the log had gone on to 200. `run` did not start again behind such a gap."""
+    gap = Gap(0x200, "somebody moved the slot", since=1.0, found=2.5)
+    for options in ({"first_lsn": 0x100}, {"first_lsn": 0x300, "gap": gap}):
+        with StagingWriter(tmp_path, slot="s") as writer:
+            begun = writer.begin_epoch(**SOURCE, **options)
+    assert list_segments(tmp_path, Position(1, 0x100)) == []
+    change = Transaction(0x400, ())
+    land(tmp_path, Server([change]))
+    assert begun.gap == gap
+    assert [segment.end_lsn for segment in list_segments(tmp_path, Position(1, 0x100))] == [0x400]
+    register_reader(tmp_path, "r", Position(1, 0x100))
+    remove_consumed(tmp_path)
+    assert [segment.end_lsn for segment in list_segments(tmp_path, Position(1, 0x100))] == [0x400]
 
 
 def test_a_hole_without_a_gap_is_a_broken_log(tmp_path: Path):

@@ -104,7 +104,7 @@ def test_a_removal_that_was_cut_short_is_no_gap(tmp_path: Path):
 
 @pytest.mark.parametrize(("reached_lsn", "is_known"), [(0x1FF, False), (0x200, True), (0x250, True), (0x280, True)])
 def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_path: Path, reached_lsn: int, is_known: bool):
-    """The account of the log went on to 280 after the last segment, without changes. A `run` behind such a gap never started again."""
+    """The account of the log went on to 280 after the last segment, without changes. `run` did not start behind this gap."""
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200))
     make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
     path = tmp_path / "000002" / "epoch.json"
