@@ -26,25 +26,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from cdcpipe.errors import CdcpipeError
 from cdcpipe.measures import Histogram
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
-from spark_sink.files.system_hints import hint_in
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.catalog import CatalogDatabase, check_options
+from spark_sink.pipeline.failures import StoppedError, own_error
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.pipeline.pace import Pace
-from spark_sink.pipeline.source_ends import ENDED, SourceEnds, has_ended
+from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, make_durable, micro_batch, tidy
 from spark_sink.source.server import serve_segments
-from spark_sink.spark import jvm, session
+from spark_sink.spark import callbacks, jvm, session
 from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.belonging import record_staging
@@ -343,6 +342,7 @@ class Pipeline:
         self._error, self._batch_id = None, None
         self._stopping.clear()
         start = self._open()
+        callbacks.watch()
         if not self._staging_shared:
             self._server = serve_segments(self.spark, self.staging)
             self._serving.callback(self._server.stop)
@@ -401,7 +401,7 @@ class Pipeline:
         with self._batch_running:
             if self._stopping.is_set():  # it begins after `stop`: end it as soon as the query is stopping
                 _wait_until(self._query, lambda: False)
-                raise _StoppedError(_INTERRUPTION)
+                raise StoppedError(_INTERRUPTION)
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
                 with self.lock.append() as lock_state:
@@ -471,24 +471,8 @@ def _give_back(pipeline: Pipeline, batch_id: int, end: Position) -> None:
     register_reader(pipeline.staging, READER, end, pipeline.warehouse.name)
 
 
-def own_error(ex: BaseException) -> BaseException:
-    """Return the project's own error for an error of Spark, in one line."""
-    if isinstance(ex, CdcpipeError | _StoppedError):
-        return ex
-    reason = ENDED if has_ended(ex) else session.reason_of(ex)
-    return PipelineError(f"the tables could not be brought further: {reason}", hint=hint_in(reason))
-
-
 def _wait_until(query: StreamingQuery | None, is_over: Callable[[], bool]) -> None:
     """Wait while a query is running until something is over, but not for ever."""
     until = time.monotonic() + _NOTING_S
     while query is not None and query.isActive and not is_over() and time.monotonic() < until:
         time.sleep(0.01)
-
-
-class PipelineError(CdcpipeError):
-    """Spark failed during a micro-batch."""
-
-
-class _StoppedError(Exception):
-    """A micro-batch began after the pipeline had been asked to stop."""

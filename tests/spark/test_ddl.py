@@ -12,7 +12,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.delta.comments import set_comments
 from spark_sink.delta.log import TableLog
-from spark_sink.pipeline.pipeline import PipelineError
+from spark_sink.pipeline.failures import PipelineError
 from spark_sink.replica import merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica

@@ -11,7 +11,8 @@ import pytest
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.pipeline.pipeline import Pipeline, PipelineError
+from spark_sink.pipeline.failures import PipelineError
+from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from support.cli_process import spark_cli

@@ -18,13 +18,14 @@ from support.paths import ROOT
 PACKAGES = ("cdcpipe", "cli", "spark_sink")
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas"}
 
-# The parts of pyspark that start no JVM: schemas and the interface of a data source.
+# The parts of pyspark and py4j that start no JVM: schemas, the interface of a data source, calls from a JVM.
 WITHOUT_JVM = {
     "pyspark.errors.exceptions.base",
     "pyspark.sql.types",
     "pyspark.sql.pandas.types",
     "pyspark.sql.datasource",
     "pyspark.sql.streaming.datasource",
+    "py4j.java_gateway",
 }
 
 # A module of the core imports from its own layer's package and from lower numbers.

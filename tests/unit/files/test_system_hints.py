@@ -3,7 +3,7 @@
 import pytest
 
 from spark_sink.files.system_hints import hint_in
-from spark_sink.pipeline.pipeline import PipelineError, own_error
+from spark_sink.pipeline.failures import PipelineError, own_error
 from support.spark_errors import Py4JError
 
 

@@ -1,0 +1,29 @@
+"""What ends a pipeline: the errors of its own, and its own error for an error of Spark. No Spark."""
+
+from __future__ import annotations
+
+from cdcpipe.errors import CdcpipeError
+from spark_sink.files.system_hints import hint_in
+from spark_sink.pipeline.source_ends import ENDED, has_ended
+from spark_sink.spark import callbacks
+from spark_sink.spark.failed_start import reason_of
+
+__all__ = ["PipelineError", "StoppedError", "own_error"]
+
+
+class PipelineError(CdcpipeError):
+    """Spark failed during a micro-batch."""
+
+
+class StoppedError(Exception):
+    """A micro-batch began after the pipeline had been asked to stop."""
+
+
+def own_error(ex: BaseException) -> BaseException:
+    """Return the project's own error for an error of Spark, in one line."""
+    if isinstance(ex, CdcpipeError | StoppedError):
+        return ex
+    if (cause := callbacks.failure()) is not None:
+        return cause
+    reason = ENDED if has_ended(ex) else reason_of(ex)
+    return PipelineError(f"the tables could not be brought further: {reason}", hint=hint_in(reason))
