@@ -32,6 +32,7 @@ __all__ = [
     "named",
     "open_file",
     "parse_json",
+    "read_file",
     "read_json",
     "write_json",
 ]
@@ -112,12 +113,18 @@ _MOVE_AWAY = "cdcpipe has a file of this name: move away what is there"
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a small JSON file, None if there is no file. Raises DamagedFileError if it contains no JSON object."""
+    data = read_file(path)
+    return None if data is None else parse_json(path, data)
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return the contents of a small file, None if there is no file. Raises DamagedFileError if something else has this name."""
     try:
         fd = open_file(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return None
     with open(fd, "rb") as stream, named(path):
-        return parse_json(path, stream.read())
+        return stream.read()
 
 
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:

@@ -49,6 +49,7 @@ __all__ = [
     "place",
     "put_if_absent",
     "read_bytes",
+    "read_file",
     "read_json",
     "read_lines",
     "remove_files",
@@ -341,10 +342,16 @@ def map_reads(function: Callable[[_Item], _Result], items: Sequence[_Item], path
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
+    data = read_file(path)
+    return None if data is None else local.parse_json(path, data)
+
+
+def read_file(path: Path) -> bytes | None:
+    """Return the contents of a small file as `local.read_file` does. Raises StorageError if the store can't be reached."""
     if is_local(path):
-        return local.read_json(path)
+        return local.read_file(path)
     try:
-        return local.parse_json(path, read_bytes(path))
+        return read_bytes(path)
     except FileNotFoundError:
         return None
     except CdcpipeError:

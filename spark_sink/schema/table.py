@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdcpipe.errors import CdcpipeError
@@ -27,6 +27,7 @@ __all__ = [
     "gone_columns",
     "gone_from",
     "has_key",
+    "versions_from_json",
 ]
 
 
@@ -172,6 +173,20 @@ class Version:
             tuple(map(str, value.get("gone", ()))),
             tuple((int(n), str(name), int(kind), int(modifier)) for n, name, kind, modifier in value.get("described", ())),
         )
+
+
+def versions_from_json(values: Iterable[dict[str, Any]]) -> tuple[Version, ...]:
+    """Read objects of `Version.to_json`. Equal columns are kept once: a table that is copied every night has the same each time."""
+    shared: dict[Any, Any] = {}
+    found = map(Version.from_json, values)
+    return tuple(
+        replace(
+            each,
+            snapshot=shared.setdefault(each.snapshot, each.snapshot),
+            described=shared.setdefault(each.described, each.described),
+        )
+        for each in found
+    )
 
 
 def gone_from(versions: Iterable[Version]) -> Iterator[tuple[int, frozenset[str]]]:

@@ -44,10 +44,11 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.masks import Masks
 from spark_sink.delta.log import LogCache
 from spark_sink.files.local import NEWER, RESTORE
+from spark_sink.files.parsed import ParsedFiles
 from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
-from spark_sink.schema.table import EXACT, Table, Version
+from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
 from spark_sink.staging.log import Epoch, Position, has_log
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
@@ -174,6 +175,7 @@ class Warehouse:
             )
         self.logs = LogCache()
         """The logs of its Delta tables, for those who read the same logs again and again: merges, histories and upkeep."""
+        self._files = ParsedFiles()
         self.types = types
         self.readers = readers
         self.widens_columns = self.format.widens_columns and widen != APART and (widen is not None or readers == SPARK)
@@ -357,12 +359,8 @@ class Warehouse:
 
     def versions(self, table: Table) -> list[Version]:
         """Return a table's versions, the oldest first."""
-        path = _versions_path(self.root, table)
-        found = read_json(path)
-        try:
-            return [] if found is None else [Version.from_json(value) for value in found["versions"]]
-        except (KeyError, TypeError, ValueError, AttributeError) as ex:
-            raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
+        found = _read_versions(self._files, _versions_path(self.root, table))
+        return [] if found is None else list(found[1])
 
     def write_versions(self, table: Table, versions: list[Version]) -> None:
         """Replace a table's versions."""
@@ -381,11 +379,11 @@ class Warehouse:
 
     def names(self) -> Names:
         """Return the names of the tables, as of now."""
-        found = read_json(self._names_path)
         try:
-            return Names() if found is None else Names.from_json(found)
+            found = self._files.read(self._names_path, Names.from_json)
         except (KeyError, TypeError, ValueError) as ex:
             raise WarehouseError(f"{self._names_path} is damaged: {ex!r}", hint=RESTORE) from ex
+        return Names() if found is None else found.copy()
 
     def write_names(self, names: Names) -> None:
         """Replace the names of the tables. Call this before any change is in a table that depends on them."""
@@ -395,12 +393,12 @@ class Warehouse:
     def tables(self) -> list[Table]:
         """Return all tables of the warehouse, in order. Each prints as its name now."""
         shown = self.names().shown
-        return sorted(shown(Table.from_json(value)) for value in _read_all(self.root / "_cdcpipe/tables"))
+        return sorted(shown(table) for table, _ in _read_all_versions(self._files, self.root / "_cdcpipe/tables"))
 
     def newest_versions(self) -> dict[Table, Version]:
         """Return the newest version of each table. This reads each table's file once."""
-        found = _read_all(self.root / "_cdcpipe/tables")
-        return {Table.from_json(value): Version.from_json(value["versions"][-1]) for value in found if value["versions"]}
+        found = _read_all_versions(self._files, self.root / "_cdcpipe/tables")
+        return {table: versions[-1] for table, versions in found if versions}
 
     def find(self, name: str) -> Table:
         """Return the table that is called ``schema.name`` now. Raises InvalidArgumentsError if the warehouse has no such table."""
@@ -416,9 +414,17 @@ class Warehouse:
         )
 
 
-def _read_all(directory: Path) -> list[dict[str, Any]]:
-    found = map_reads(read_json, list(directory.glob("*.json")), directory)
+def _read_all_versions(files: ParsedFiles, directory: Path) -> list[tuple[Table, tuple[Version, ...]]]:
+    found = map_reads(lambda path: _read_versions(files, path), list(directory.glob("*.json")), directory)
     return [value for value in found if value is not None]
+
+
+def _read_versions(files: ParsedFiles, path: Path) -> tuple[Table, tuple[Version, ...]] | None:
+    """Return a table and its versions, None if there is no such file."""
+    try:
+        return files.read(path, lambda value: (Table.from_json(value), versions_from_json(value["versions"])))
+    except (KeyError, TypeError, ValueError, AttributeError) as ex:
+        raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
 
 
 def _versions_path(root: Path, table: Table) -> Path:

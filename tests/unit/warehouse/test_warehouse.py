@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.commands.system_limits import described
-from spark_sink.files.local import DamagedFileError
+from spark_sink.files.local import DamagedFileError, write_json
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
@@ -84,6 +85,39 @@ def test_a_warehouse_reads_what_it_has_written(tmp_path: Path) -> None:
     assert warehouse.find("public.t") == tables[0]
     with pytest.raises(InvalidArgumentsError, match=r"no table 'public\.nothing'; it has public\.t"):
         warehouse.find("public.nothing")
+
+
+def test_versions_and_names_of_years_are_those_of_the_files(tmp_path: Path) -> None:
+    columns = tuple((number, f"column_{number}", 23, -1) for number in range(1, 50))
+    copies = [Version(lsn, 0, 1, ("id",), ("id",), described=columns) for lsn in range(1, 40)]
+    writer, reader, table = Warehouse(tmp_path, "delta"), Warehouse(tmp_path, "delta"), Table("public", "t")
+    for versions in (copies, copies[:20], copies):  # as other processes write them
+        writer.write_versions(table, versions)
+        found = reader.versions(table)
+        assert found == versions
+        assert len({id(each.described) for each in found}) == 1  # equal columns take memory once
+        found.clear()
+        assert reader.versions(table) == versions
+        assert reader.newest_versions() == {table: versions[-1]}
+        assert reader.tables() == [table]
+
+    a, b = Table("public", "a"), Table("public", "b")
+    names = Names(Naming((lsn, 0), 7, *((a, b) if lsn % 2 else (b, a)), a) for lsn in range(1, 200))
+    writer.write_names(names)
+    found_names = reader.names()
+    found_names.add(Naming((300, 0), 7, b, Table("public", "c"), a))
+    assert reader.names().namings == names.namings
+    assert reader.names().name(a) == b
+
+
+@pytest.mark.parametrize("value", [{}, {"schema": "public", "name": "t"}, {"schema": "public", "name": "t", "versions": [{}]}])
+def test_damaged_versions_are_named(tmp_path: Path, value: dict[str, object]) -> None:
+    warehouse, table = Warehouse(tmp_path, "delta"), Table("public", "t")
+    warehouse.write_versions(table, [])
+    write_json(tmp_path / "_cdcpipe/tables/public.t.json", value)
+    for read in (lambda: warehouse.versions(table), warehouse.tables, warehouse.newest_versions):
+        with pytest.raises(WarehouseError, match=r"public\.t\.json is damaged: KeyError"):
+            read()
 
 
 @pytest.mark.parametrize(
