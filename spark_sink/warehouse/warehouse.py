@@ -73,7 +73,11 @@ FIRST_CHANGES: Final = "wait until cdcpipe-spark run has brought the first chang
 """The hint for a warehouse that no changes have reached."""
 
 _LAYOUT_VERSION = 1
-"""The version of this layout. Other versions are refused."""
+"""The version of this layout. Every command refuses a warehouse of another version.
+
+An older program works with every warehouse of a version that it knows, and ignores what it does not know. So a new choice of a run
+that an older program would undo or misread needs another version. Only warehouses with that choice get it.
+"""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
@@ -207,7 +211,10 @@ class Warehouse:
 
     @classmethod
     def existing(cls, root: Path | str) -> Warehouse:
-        """Return the existing warehouse at ``root``."""
+        """Return the existing warehouse at ``root``.
+
+        Raises InvalidArgumentsError if there is none, WarehouseError if it has another layout.
+        """
         house = place(root, "the warehouse")
         found = read_json(house / "_cdcpipe/warehouse.json")
         if found is None:
@@ -217,6 +224,7 @@ class Warehouse:
                 if is_local(house) and has_log(house)
                 else "give the directory that cdcpipe-spark run has as --warehouse; run creates the file at its start",
             )
+        _check_layout(house / "_cdcpipe/warehouse.json", found)
         return cls(
             root,
             str(found.get("format")),
@@ -317,10 +325,7 @@ class Warehouse:
 
         ``found`` are the contents of that file.
         """
-        if found.get("version") != _LAYOUT_VERSION:
-            raise WarehouseError(
-                f"{self.identity_path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}", hint=NEWER
-            )
+        _check_layout(self.identity_path, found)
         if found.get("format") != self.format.name:
             raise InvalidArgumentsError(
                 f"{self.name} has {found.get('format')} tables, not {self.format.name}",
@@ -412,6 +417,12 @@ class Warehouse:
             f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}",
             hint=None if since is None else f"{name} was renamed: it is {since} now",
         )
+
+
+def _check_layout(path: Path, found: Mapping[str, Any]) -> None:
+    """Raise WarehouseError unless this program knows the layout. ``found`` are the contents of the file, warehouse.json."""
+    if found.get("version") != _LAYOUT_VERSION:
+        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {_LAYOUT_VERSION}", hint=NEWER)
 
 
 def _read_all_versions(files: ParsedFiles, directory: Path) -> list[tuple[Table, tuple[Version, ...]]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from spark_sink.commands.system_limits import described
-from spark_sink.files.local import DamagedFileError, write_json
+from spark_sink.files.local import DamagedFileError, read_json, write_json
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
@@ -85,6 +85,18 @@ def test_a_warehouse_reads_what_it_has_written(tmp_path: Path) -> None:
     assert warehouse.find("public.t") == tables[0]
     with pytest.raises(InvalidArgumentsError, match=r"no table 'public\.nothing'; it has public\.t"):
         warehouse.find("public.nothing")
+
+
+def test_a_layout_of_a_newer_version_is_refused_before_it_is_read_or_changed(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    newer = (read_json(warehouse.identity_path) or {}) | {"version": 2, "format": "of another kind"}
+    write_json(warehouse.identity_path, newer)
+    for use in (lambda: warehouse.open(EPOCH), lambda: Warehouse.existing(tmp_path)):  # run; every other command
+        with pytest.raises(WarehouseError, match=r"warehouse\.json has version 2; this program knows 1") as refused:
+            use()
+        assert refused.value.hint == "use the version of cdcpipe that wrote it, or a newer one"
+    assert read_json(warehouse.identity_path) == newer
 
 
 def test_versions_and_names_of_years_are_those_of_the_files(tmp_path: Path) -> None:
