@@ -21,7 +21,7 @@ manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -86,10 +86,9 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     """Return how ``log``, which has an epoch, goes on with the slot that ``prepared`` describes."""
     last = log.epochs[-1]
     confirmed = int(prepared.confirmed_flush_lsn)
-    if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id and not prepared.slot_created:
-        # pg_upgrade moves the slots' positions to the new cluster's WAL, and refuses slots with changes that were not consumed.
-        return Verdict(account_lsn=max(confirmed, log.account.lsn), former_system_id=last.system_id, is_new_epoch=True)
     resume_lsn = max(confirmed, log.end_lsn, 0 if log.tables is None else log.tables.position.lsn)
+    if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id:
+        return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id, is_new_epoch=True)
     if log.divergence is not None:
         return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
@@ -118,6 +117,21 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
         return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+
+
+def _judge_other_server(log: Log, prepared: Prepared, resume_lsn: int, now: float) -> Verdict:
+    """Return how the log goes on with a server that the user has named: the former one after pg_upgrade, or another one.
+
+    pg_upgrade refuses slots with changes that were not consumed, and makes the others anew in the new cluster, whose WAL begins
+    after that of the old one. So a slot from before that, or one that was made just now, is none that pg_upgrade took along.
+    """
+    confirmed, slot = int(prepared.confirmed_flush_lsn), log.epochs[-1].slot
+    if confirmed >= log.account.lsn and not prepared.slot_created:
+        return Verdict(account_lsn=confirmed)
+    which = "is a new one" if prepared.slot_created else f"is at {format_lsn(confirmed)}, before {format_lsn(log.account.lsn)}"
+    cause = f"the server has system id {prepared.system_id} now, and pg_upgrade has not taken slot {slot!r} along: it {which}"
+    gap = Gap(log.account.lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
+    return Verdict(gap, log.end_lsn, resume_lsn=resume_lsn)
 
 
 def _cause(log: Log, prepared: Prepared, right_lsn: int) -> str:

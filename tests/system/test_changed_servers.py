@@ -145,6 +145,33 @@ def test_pg_upgrade_with_the_slot(tmp_path: Path) -> None:
         assert log.gaps == []
 
 
+def test_another_server_with_a_slot_that_pg_upgrade_did_not_take_along(tmp_path: Path) -> None:
+    """A dump was restored into it, or its pg_upgrade took no slots along. Nobody knows what happened before the slot was made."""
+    with contextlib.ExitStack() as stack:
+        old, new = (stack.enter_context(postgres.Cluster("18")) for _ in range(2))
+        make_table(old)
+        make_table(new)
+        log = Log(tmp_path, old.dsn)
+        log.land()
+        execute(old, "insert into t select generate_series(1, 10)")
+        log.land()
+        end_lsn = log.end_lsn
+        execute(new, f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')", "insert into t values (1), (2)")
+        while LSN.parse(execute(new, "select pg_current_wal_lsn()::text")[0][0]) <= end_lsn:
+            execute(new, "select pg_logical_emit_message(false, 'more', repeat('x', 1000))")
+        [(system_id,)] = execute(new, "select system_identifier::text from pg_control_system()")
+        log = Log(tmp_path, new.dsn)
+        with pytest.raises(GapError, match="pg_upgrade has not taken slot 'planned' along: it is at "):
+            log.land(accept_system_id=system_id)
+        execute(new, f"select pg_drop_replication_slot('{SLOT}')")
+        log.land(accept_system_id=system_id, on_gap="resnapshot")
+        execute(new, "insert into t values (11)")
+        log.land()
+        assert log.rows == list(range(1, 12))  # the copies of the tables make up for the rest
+        [gap] = log.gaps
+        assert gap.cause.endswith("it is a new one")
+
+
 def upgrade(old: postgres.Cluster, new: postgres.Cluster) -> None:
     command = [new.bin("pg_upgrade"), "--username", "postgres", "--old-bindir", old.bin("postgres").parent]
     command += ["--old-datadir", old.data, "--new-datadir", new.data, "--old-port", str(old.port), "--new-port", str(new.port)]

@@ -170,11 +170,28 @@ def test_no_change_is_lost_or_invented_without_a_gap(branch: int, confirmed: int
     assert (verdict.gap is None) == is_right
 
 
-def test_another_system_id_has_to_be_accepted():
-    verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
-    assert verdict == Verdict(account_lsn=0x2000, former_system_id="7", is_new_epoch=True)
-    new = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000), slot_created=True)
-    assert new.gap is not None  # pg_upgrade has not moved this slot
+@pytest.mark.parametrize("confirmed", [0x600, 0x2000])
+def test_a_slot_that_pg_upgrade_took_along_continues_the_log(confirmed: int):
+    verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(confirmed))
+    assert verdict == Verdict(account_lsn=confirmed, former_system_id="7", is_new_epoch=True)
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "created", "words"),
+    [
+        (0x2000, True, "it is a new one"),  # after pg_upgrade of a server before 17, which takes no slot along
+        (0x300, True, "it is a new one"),  # a server into which a dump was restored: its WAL begins anew
+        (0x300, False, "it is at 0/300, before 0/600"),
+        (0x5FF, False, "it is at 0/5FF, before 0/600"),
+    ],
+)
+def test_another_slot_of_another_server_is_a_gap(confirmed: int, created: bool, words: str):
+    verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(confirmed), slot_created=created)
+    assert verdict.gap is not None
+    assert verdict.gap.cause.endswith(words)
+    assert (verdict.former_system_id, verdict.is_new_epoch, verdict.account_lsn) == ("7", True, 0x500)
+    # The stream begins when the server's WAL has passed the end of the log. The tables are copied after that.
+    assert (verdict.resume_lsn, verdict.gap.is_divergence) == ((0x500, True) if confirmed < 0x500 else (confirmed, False))
 
 
 def test_a_slot_that_is_gone_is_a_gap_after_the_account():
