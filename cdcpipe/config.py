@@ -23,6 +23,7 @@ class SlotConfig:
     - ``plugin`` is for a new slot. With ``is_plugin_asked`` a slot that exists with another one gets a warning.
     - ``create_timeout_s`` limits the wait for running transactions.
     - ``replace_lost``: with ``create``, a slot that is lost is dropped and created anew.
+    - ``system_ids``: the server must have one of these system identifiers, if there are any.
     - ``failover``: whether a primary's standbys are to keep a copy of the slot. None: a new pgoutput slot gets this property where
       the server has it. True also turns it on for an existing slot.
     """
@@ -37,6 +38,7 @@ class SlotConfig:
     create_timeout_s: float | None = CREATE_TIMEOUT_S
     failover: bool | None = None
     replace_lost: bool = False
+    system_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     ├── InvalidArgumentsError    1  INVALID_ARGS
     │   └── ConnectionParameterError               libpq refuses the value of a connection parameter, for every server
     ├── InitError                2  INIT_FAILED
+    │   ├── OtherServerError                       the server is not one of those that the consumer expects
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
     │   ├── LostSlotError                          the server has removed what the slot needs, and will never stream from it again
     │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
@@ -36,6 +37,7 @@ __all__ = [
     "InitError",
     "InvalidArgumentsError",
     "LostSlotError",
+    "OtherServerError",
     "OutputError",
     "ProtocolError",
     "RewoundServerError",
@@ -84,6 +86,15 @@ class RewoundServerError(InitError):
     """
 
     BEGINNING: ClassVar[str] = "the server has gone back: "
+
+
+class OtherServerError(InitError):
+    """The server is not one of those that the consumer expects. Every message is ``BEGINNING`` and the server's system identifier.
+
+    Trying again does not help. The launcher recognizes the message, and names the log with which this server does not go.
+    """
+
+    BEGINNING: ClassVar[str] = "this is another server, with the system identifier "
 
 
 class GapError(InitError):

@@ -35,6 +35,13 @@ Example:
 @connection_options
 @slot_options(is_required=True)
 @cloup.option("--replace-lost", is_flag=True, help="With -c, drop a slot that is lost (wal_status), and make it anew.")
+@cloup.option(
+    "--expect-system-id",
+    "system_ids",
+    multiple=True,
+    metavar="ID",
+    help="Refuse a server with another system identifier, before anything is made; repeatable.",
+)
 @cloup.option("--in-use", is_flag=True, help="Accept a slot that another process streams from.")
 @cloup.option("--parts", "with_parts", is_flag=True, help="Print what publishes each table, and which relations hold its rows.")
 @cloup.option("-q", "--quiet", is_flag=True, help="Do not warn of tables on which the server refuses commands.")
@@ -78,6 +85,7 @@ def command(
     linger: float,
     readable: tuple[str, ...],
     replace_lost: bool,
+    system_ids: tuple[str, ...],
     in_use: bool,
     with_parts: bool,
     quiet: bool,
@@ -96,9 +104,11 @@ def command(
         raise click.UsageError("--check-select is for --export-snapshot")
     if with_parts and export_snapshot:
         raise click.UsageError("--export-snapshot and --parts can't be used together")
+    if system_ids and export_snapshot:
+        raise click.UsageError("--export-snapshot and --expect-system-id can't be used together")
     if then_stream and (export_snapshot or in_use):
         raise click.UsageError("--then-stream goes with neither --export-snapshot nor --in-use")
-    config = replace(slot_config(**options), replace_lost=replace_lost)
+    config = replace(slot_config(**options), replace_lost=replace_lost, system_ids=system_ids)
     if replace_lost and not config.create:
         raise click.UsageError("--replace-lost is for -c")
     if not export_snapshot:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cdcpipe.errors import (
     InitError,
+    OtherServerError,
     RewoundServerError,
 )
 from cdcpipe.libpq.connection import Connection
@@ -16,7 +18,16 @@ from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
 
-__all__ = ["System", "check_reaches", "check_wal_level", "current_lsn", "expect_system", "identify_system", "is_standby"]
+__all__ = [
+    "System",
+    "check_reaches",
+    "check_wal_level",
+    "current_lsn",
+    "expect_system",
+    "expect_system_id",
+    "identify_system",
+    "is_standby",
+]
 
 
 _PAGE_BYTES = 8192
@@ -45,6 +56,15 @@ def expect_system(system: System, expected: str) -> None:
     if found != expected:
         msg = f"the server is {found} (system identifier/timeline), not {expected}: its positions can't be compared with ours"
         raise InitError(msg, hint="connect to the server that the data came from")
+
+
+def expect_system_id(system: System, expected: Collection[str]) -> None:
+    """Raise OtherServerError unless the server has one of the ``expected`` system identifiers."""
+    if system.system_id not in expected:
+        raise OtherServerError(
+            f"{OtherServerError.BEGINNING}{system.system_id}",
+            hint="connect to the server that the data came from; nothing was made",
+        )
 
 
 def check_reaches(connection: Connection, taken_lsn: int, option: str) -> None:

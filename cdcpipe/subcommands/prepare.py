@@ -20,7 +20,7 @@ from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.publications import check_named
-from cdcpipe.replication.server import System, current_lsn, is_standby
+from cdcpipe.replication.server import System, current_lsn, expect_system_id, is_standby
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, export_snapshot
 from cdcpipe.replication.slots import Slot, check_free
@@ -110,6 +110,9 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
             _check_before_creation(config)
             opening.wait()
 
+        if config.system_ids:
+            _, system = opening.wait()
+            expect_system_id(system, config.system_ids)
         slot = find_or_create_slot(connection, config, list(config.publications), check=check)
         with telling_of_new_slot(slot):
             walsender, system = opening.wait()

@@ -11,6 +11,7 @@ from cdcpipe.errors import (
     InitError,
     InvalidArgumentsError,
     LostSlotError,
+    OtherServerError,
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
@@ -37,6 +38,12 @@ class Failure:
         The launcher has to record this at once: once the server's WAL has passed the end of the log, it does not show any more.
         """
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(RewoundServerError.BEGINNING)
+
+    @property
+    def other_system_id(self) -> str | None:
+        """The system identifier of a server that is not the expected one (`OtherServerError`), else None."""
+        is_other = self.code == ExitCode.INIT_FAILED and self.message.startswith(OtherServerError.BEGINNING)
+        return self.message.removeprefix(OtherServerError.BEGINNING) if is_other else None
 
     @property
     def is_gap(self) -> bool:

@@ -156,6 +156,9 @@ class Opening:
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             if is_creating and config.on_gap == "resnapshot":
                 arguments.append("--replace-lost")
+            if log is not None:
+                for system_id in filter(None, (log.epochs[-1].system_id, config.accept_system_id)):
+                    arguments += ["--expect-system-id", system_id]
             with contextlib.ExitStack() as stack:
                 streamer = stack.enter_context(
                     Streamer(
@@ -173,6 +176,9 @@ class Opening:
                     stack.pop_all()
                     self._streamer = streamer
                     return found
+            if log is not None and found.other_system_id is not None:
+                last = log.epochs[-1]
+                check_source(config.staging, last, found.other_system_id, last.timeline, last.database, last.slot)
             if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot:
                 gap = missing_slot(log, self._tables, config.slot, time.time())
                 if gap is not None:

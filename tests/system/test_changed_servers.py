@@ -156,6 +156,9 @@ def test_another_server_with_a_slot_that_pg_upgrade_did_not_take_along(tmp_path:
         execute(old, "insert into t select generate_series(1, 10)")
         log.land()
         end_lsn = log.end_lsn
+        with pytest.raises(StagingError, match="has the log of the server with system id"):
+            Log(tmp_path, new.dsn).land(on_gap="resnapshot")
+        assert execute(new, "select slot_name from pg_replication_slots") == []  # a slot that nobody reads would keep WAL
         execute(new, f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')", "insert into t values (1), (2)")
         while LSN.parse(execute(new, "select pg_current_wal_lsn()::text")[0][0]) <= end_lsn:
             execute(new, "select pg_logical_emit_message(false, 'more', repeat('x', 1000))")

@@ -11,7 +11,17 @@ from support.paths import ROOT
 README = (ROOT / "README.md").read_text()
 PAGES = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
 CLICKS_OWN = ("--version", "--help")
-IN_NO_GROUP = {"--config", "--verbose", "--version", "--help", "--in-use", "--replace-lost", "--parts", "--quiet"}
+IN_NO_GROUP = {
+    "--config",
+    "--verbose",
+    "--version",
+    "--help",
+    "--in-use",
+    "--replace-lost",
+    "--expect-system-id",
+    "--parts",
+    "--quiet",
+}
 
 
 def own_options(path: str) -> list[click.Option]:
