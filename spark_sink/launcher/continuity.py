@@ -12,7 +12,9 @@ account with what ``cdcpipe prepare`` has found on the server:
 | the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
-| another system id | an error, unless the user accepts this id (pg_upgrade) |
+| another system id | an error, unless the user accepts this id |
+| an accepted one, with a slot that pg_upgrade took along | the log goes on |
+| an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 
 After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
