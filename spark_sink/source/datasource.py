@@ -91,7 +91,8 @@ from spark_sink.source.offsets import OFFSET_FORMAT, read_offset
 from spark_sink.source.server import Origin, name_of
 from spark_sink.source.slices import Slice, divide, read_relations
 from spark_sink.staging.commit_times import CommitTimes
-from spark_sink.staging.log import LogView, Position, Segment, StagingError, list_segments, log_end
+from spark_sink.staging.log import Position, Segment, StagingError, list_segments, log_end
+from spark_sink.staging.log_view import LogView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SEGMENT_NAME",
     "Epoch",
-    "LogView",
     "OtherSourceError",
     "Position",
     "Segment",
@@ -65,11 +63,6 @@ _POSITION_TEXT = re.compile(r"([0-9]{1,9}):([0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8})",
 
 _LISTINGS = RetryPolicy(attempts=3)
 """The log is listed again after a broken chain: a listing may contain the second of two new files and miss the first."""
-
-_SAME_TIME_NS = 3_000_000_000
-"""Two changes of a directory at least this far apart have different modification times, in any file system."""
-_LISTING_S = 10.0
-"""How long a listing may be used again while the directory's time is unchanged. The clock of a file server may differ from ours."""
 
 T = TypeVar("T")
 
@@ -171,7 +164,7 @@ class Segment:
         return Position(self.epoch, self.end_lsn)
 
 
-_Chain = tuple[list[Epoch], list[Segment], Position | None]
+Chain = tuple[list[Epoch], list[Segment], Position | None]
 """The epochs, the log's segments in order, and the end of the log (None for a log that has not begun)."""
 
 
@@ -309,7 +302,7 @@ def epoch_segments(root: Path, number: int, after_lsn: int = 0, fence: int | Non
     return sorted(segments, key=lambda segment: segment.start_lsn)
 
 
-def _chain(root: Path, after_lsn: int) -> _Chain:
+def _chain(root: Path, after_lsn: int) -> Chain:
     """List the log once, and check that it is a chain. Segments up to ``after_lsn`` are put together: see `epoch_segments`."""
     described = list_epochs(root)
     numbers = {epoch.number for epoch in described}
@@ -376,7 +369,7 @@ _LOST_HINT = (
 )
 
 
-def read_chain(root: Path, after_lsn: int = 0) -> _Chain:
+def read_chain(root: Path, after_lsn: int = 0) -> Chain:
     return _LISTINGS.call(lambda: _chain(root, after_lsn), _BrokenChainError)
 
 
@@ -408,56 +401,10 @@ def list_segments(root: Path | str, after: Position | None = None) -> list[Segme
     and overlaps before ``after``.
     """
     root = Path(root)
-    return _segments_after(root, read_chain(root, 0 if after is None else after.lsn), after)
+    return segments_after(root, read_chain(root, 0 if after is None else after.lsn), after)
 
 
-class LogView:
-    """The log for a caller that asks often: lists it again only if one of its directories has changed, and now and then."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._times: dict[Path, int] = {}
-        """The directories' modification times at the listing; empty if the log has to be listed again in any case."""
-        self._listed_at = 0.0
-        self._after_lsn = 0
-        """The newest position that was asked for: the listing has no segments up to there."""
-        self._chain: _Chain = [], [], None
-
-    def end(self) -> Position | None:
-        """Return the same as `log_end`."""
-        return self._look()[2]
-
-    def segments(self, after: Position | None = None) -> list[Segment]:
-        """Return, or raise, the same as `list_segments`."""
-        lsn = 0 if after is None else after.lsn
-        if lsn < self._after_lsn:
-            self._times = {}
-        self._after_lsn = lsn
-        return _segments_after(self._root, self._look(), after)
-
-    def _look(self) -> _Chain:
-        is_new = time.monotonic() - self._listed_at < _LISTING_S
-        if not (is_new and self._times and self._times == _changed_ns(self._times)):
-            # An epoch's directory may exist before its epoch.json. So watch all directories, not only described epochs.
-            directories = [epoch_directory(self._root, number) for number in epoch_numbers(self._root)]
-            times, self._times = _changed_ns([self._root, *directories]), {}
-            self._listed_at = time.monotonic()
-            self._chain = read_chain(self._root, self._after_lsn)
-            # A change during the listing and a change after it may have the same time: then the times prove nothing.
-            if times and time.time_ns() - max(times.values()) > _SAME_TIME_NS:
-                self._times = times
-        return self._chain
-
-
-def _changed_ns(directories: Iterable[Path]) -> dict[Path, int]:
-    """Return the directories' modification times; an empty dict if one of them does not exist any more."""
-    try:
-        return {directory: directory.stat().st_mtime_ns for directory in directories}
-    except FileNotFoundError:
-        return {}
-
-
-def _segments_after(root: Path, chain: _Chain, after: Position | None) -> list[Segment]:
+def segments_after(root: Path, chain: Chain, after: Position | None) -> list[Segment]:
     epochs, segments, end = chain
     if after is None or after == (0, 0):
         return segments

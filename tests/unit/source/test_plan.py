@@ -16,8 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.source import datasource
 from spark_sink.source.datasource import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table
-from spark_sink.staging import log as staging
-from spark_sink.staging.log import Position, StagingError
+from spark_sink.staging import log_view
+from spark_sink.staging.log import Position, StagingError, epoch_numbers, read_chain
 from support.segments import Log, into
 from support.source_rows import A, fill, only, read, typed
 
@@ -112,10 +112,9 @@ def test_offsets(log: Log) -> None:
 def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(log)
     listed = []
-    read_chain = staging.read_chain
-    monkeypatch.setattr(staging, "read_chain", lambda *asked: listed.append(asked) or read_chain(*asked))
-    made = staging.LogView(log.root)
-    directories = [log.root, *(log.root / f"{number:06d}" for number in staging.epoch_numbers(log.root))]
+    monkeypatch.setattr(log_view, "read_chain", lambda *asked: listed.append(asked) or read_chain(*asked))
+    made = log_view.LogView(log.root)
+    directories = [log.root, *(log.root / f"{number:06d}" for number in epoch_numbers(log.root))]
 
     def look(age_s: float) -> int:
         """Return the end of the log, for a log whose directories were changed this long ago."""
@@ -132,7 +131,7 @@ def test_a_log_that_is_the_same_is_not_listed_again(log: Log, monkeypatch: pytes
     log.segment([A, into(A, b"10", None)])
     assert (look(0), len(listed)) == (0x1700, 3)  # something may happen at the same time yet
     listed.clear()
-    monkeypatch.setattr(staging, "_LISTING_S", 0.0)
+    monkeypatch.setattr(log_view, "_LISTING_S", 0.0)
     assert (look(60), len(listed)) == (0x1700, 3)
     shutil.rmtree(directories[-1])
     with pytest.raises(StagingError, match="position 2:0/1700 is not in this log"):

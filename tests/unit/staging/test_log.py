@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_sink.files.local import DamagedFileError
-from spark_sink.staging.log import LogView, Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log_view import LogView
 from support.staged import make_epoch, ranges
 
 
