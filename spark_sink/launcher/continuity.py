@@ -12,6 +12,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
+| the same, and `land` has gone on beyond them since: the log has another epoch with the number of theirs | a gap |
 | another system id | an error, unless the user accepts this id |
 | an accepted one, with a slot that pg_upgrade took along | the log goes on |
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
@@ -31,7 +32,7 @@ from cdcpipe.errors import GapError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import StagingError
+from spark_sink.staging.log import StagingError, left_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +55,8 @@ class FedTables:
     staging: Path | None
     """The staging directory that it records."""
     position: Position
+    epoch_token: str = ""
+    """The token of the position's epoch, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,13 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
     if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
         return Verdict(account_lsn=confirmed)  # an older version confirmed the positions of an idle server without an account
+    if log.tables is not None and (left := _left(log, log.tables)) is not None:
+        cause = (
+            f"the tables are at {log.tables.position}, and have other changes than the log after {format_lsn(left)}: the staging"
+            " directory is an older copy, with which a launcher has gone on"
+        )
+        gap = Gap(min(left, right_lsn), cause, log.account.time, now)
+        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     cause = _cause(log, prepared, right_lsn)
     if cause:
         gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
@@ -150,6 +160,11 @@ def _cause(log: Log, prepared: Prepared, right_lsn: int) -> str:
         if confirmed < log.tables.position.lsn:
             cause += f". The slot is at {at}: the server may be an older copy, too, which never had their last changes"
     return cause
+
+
+def _left(log: Log, tables: FedTables) -> int | None:
+    """Return from where on the log and ``tables`` differ, although the log goes on beyond them; None if they don't."""
+    return None if tables.position.lsn > log.end_lsn else left_lsn(log.epochs, tables.position, tables.epoch_token)
 
 
 def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict:

@@ -15,7 +15,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
-from spark_sink.staging.log import list_segments, log_end
+from spark_sink.staging.log import left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.wanted_copies import want
@@ -58,7 +58,13 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
         raise WarehouseError(
             f"{house.name} is at {position}, but the log in {staging} ends at {end}: the staging directory is an"
             " older copy, or another one",
-            hint="restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew",
+            hint=_OLDER_STAGING,
+        )
+    if left_lsn(list_epochs(staging), position, house.source().epoch_token) is not None:
+        raise WarehouseError(
+            f"{house.name} is at {position}, and the log in {staging} has other changes there: the staging directory is an older"
+            " copy, with which a launcher has gone on",
+            hint=_OLDER_STAGING,
         )
     if reached is not None and removed is not None and position.lsn < min(reached.lsn, removed.lsn):
         raise WarehouseError(
@@ -67,6 +73,9 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
             hint="restore a newer copy of the warehouse; or move this one away, and let run begin the tables anew with a copy of"
             " their rows: --snapshot initial",
         )
+
+
+_OLDER_STAGING = "restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew"
 
 
 def first_position(house: Warehouse, staging: Path, start: Position, removed: Position | None) -> Position:
@@ -125,7 +134,7 @@ def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:
     end = log_end(staging)
     if end is None or end.lsn <= position.lsn or list_segments(staging, position):
         return position
-    house.record(end)
+    house.record(end, staging)
     return end
 
 

@@ -365,7 +365,7 @@ class Pipeline:
         reached = read_readers(self.staging).get(READER)
         if position is None:
             reached = position = fit.first_position(self.warehouse, self.staging, epochs[0].start, removed)
-            self.warehouse.record(position)
+            self.warehouse.record(position, self.staging)
             register_reader(self.staging, READER, position, self.warehouse.name)
         fit.check_copies(self.warehouse, self.staging, position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
@@ -447,7 +447,7 @@ class Pipeline:
                 if batch.renamed:
                     self._names.rename()
                 self._names.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
-            self.warehouse.record(end)
+            self.warehouse.record(end, self.staging)
             if self._follower is not None:
                 self._follower.rounds.want()
             counts = {table: found.count for table, found in batch.contents.items()}

@@ -124,6 +124,8 @@ class Epoch:
     """Whether the launcher recorded each position before the server confirmed it (account.py). Older versions did not."""
     timeline_began_lsn: int = 0
     """Where the server's timeline branched off the one before; 0 on the first timeline, and in logs of older versions."""
+    token: str = ""
+    """A random text: epoch 3 of this log has another one than epoch 3 of a restored copy. Empty in logs of older versions."""
 
     @property
     def start(self) -> Position:
@@ -220,6 +222,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
         former_system_id=value.get("former_system_id"),
         keeps_account=bool(value.get("keeps_account")),
         timeline_began_lsn=timeline_began_lsn,
+        token=str(value.get("token", "")),
     )
 
 
@@ -249,6 +252,29 @@ def list_epochs(root: Path | str) -> list[Epoch]:
             msg = f"{root}: epoch {epoch.number} starts before epoch {before.number}"
             raise StagingError(msg, hint=_MIXED_HINT)
     return epochs
+
+
+def epoch_token(root: Path, number: int) -> str:
+    """Return the token of an epoch; empty if it has none, or does not exist any more."""
+    epoch = _read_epoch(epoch_directory(root, number))
+    return "" if epoch is None else epoch.token
+
+
+def left_lsn(epochs: Iterable[Epoch], position: Position, token: str = "") -> int | None:
+    """Return the LSN from which the log is another one than that of a reader at ``position``; None if nothing says that it is.
+
+    The staging directory may be an older copy with which a launcher has gone on. Then the log has other transactions from there,
+    with the same epochs and LSNs. ``token`` is that of the reader's epoch, if it is known. After a gap that passes ``position`` the
+    difference does not count: the tables are copied anew.
+    """
+    left = None
+    for epoch in epochs:
+        if epoch.gap is not None and epoch.start_lsn >= position.lsn and epoch.number > position.epoch:
+            return None
+        is_other = epoch.number == position.epoch and "" not in (token, epoch.token) and epoch.token != token
+        if left is None and (is_other or (epoch.number > position.epoch and epoch.start_lsn < position.lsn)):
+            left = epoch.start_lsn
+    return left
 
 
 def _continues(before: Epoch, epoch: Epoch) -> bool:
@@ -431,7 +457,6 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], end: Position
     if after.lsn < begin:
         msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"
         raise StagingError(msg, hint="they were removed, or the position is of another staging directory")
-    fence = next((epoch for epoch in epochs if epoch.number > after.epoch), None)
-    if after.lsn > end.lsn or after.epoch > end.epoch or (fence is not None and after.lsn > fence.start_lsn):
+    if after.lsn > end.lsn or after.epoch > end.epoch or left_lsn(epochs, after) is not None:
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)

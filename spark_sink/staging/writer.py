@@ -19,6 +19,7 @@ import contextlib
 import logging
 import mmap
 import os
+import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -257,6 +258,7 @@ class StagingWriter:
                 gap=gap,
                 former_system_id=former_system_id,
                 timeline_began_lsn=timeline_began_lsn,
+                token=secrets.token_hex(8),
             )
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
@@ -448,6 +450,7 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
             "options": epoch.options,
             "start_lsn": format_lsn(epoch.start_lsn),
             "keeps_account": True,
+            "token": epoch.token,
             **({"timeline_began": format_lsn(epoch.timeline_began_lsn)} if epoch.timeline_began_lsn else {}),
             **({} if epoch.gap is None else {"gap": epoch.gap.to_json()}),
             **({} if epoch.former_system_id is None else {"former_system_id": epoch.former_system_id}),

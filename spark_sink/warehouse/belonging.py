@@ -60,7 +60,7 @@ def fed_tables(house: Warehouse) -> FedTables | None:
     source = house.source() if house.exists else None
     if source is None or source.position is None:
         return None
-    return FedTables(house.name, source.system_id, source.database, source.staging, source.position)
+    return FedTables(house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token)
 
 
 def keep_segments(house: Warehouse, staging: Path) -> None:

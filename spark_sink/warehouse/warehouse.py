@@ -49,7 +49,7 @@ from spark_sink.files.places import check_store, is_local, make_directory, map_r
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
-from spark_sink.staging.log import Epoch, Position, has_log
+from spark_sink.staging.log import Epoch, Position, epoch_token, has_log
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Source:
     staging: Path | None
     begin: Position | None
     position: Position | None
+    epoch_token: str = ""
+    """The token of the epoch in ``position`` (staging/log.py); empty if it is not recorded."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any], path: Path) -> Source:
@@ -113,6 +115,7 @@ class Source:
                 staging=Path(found["staging"]) if "staging" in found else None,
                 begin=Position.parse(found["begin"]) if "begin" in found else None,
                 position=Position.parse(found["position"]) if "position" in found else None,
+                epoch_token=str(found.get("epoch_token", "")),
             )
         except (KeyError, TypeError, ValueError) as ex:
             raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
@@ -343,8 +346,11 @@ class Warehouse:
                 hint=f"use --deletes soft; for replicas without them, begin another warehouse ({_ANOTHER})",
             )
 
-    def record(self, position: Position) -> None:
-        """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning."""
+    def record(self, position: Position, staging: Path | None = None) -> None:
+        """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning.
+
+        ``staging`` is the log of ``position``. The token of its epoch is recorded, to tell the log from a restored copy.
+        """
         found = read_json(self.identity_path)
         if found is None:
             raise WarehouseError(
@@ -352,7 +358,8 @@ class Warehouse:
                 hint="put the warehouse back; or start cdcpipe-spark run again with -c, which makes it anew",
             )
         begin = {} if "position" in found else {"begin": str(position)}
-        write_json(self.identity_path, found | begin | {"position": str(position)})
+        token = "" if staging is None else epoch_token(staging, position.epoch)
+        write_json(self.identity_path, found | begin | {"position": str(position), "epoch_token": token})
 
     def source(self) -> Source:
         """Return the source of the changes, and their range."""

@@ -196,6 +196,33 @@ def test_an_older_copy_of_the_staging_directory(shop: Shop) -> None:
     shop.check()
 
 
+def test_a_launcher_goes_on_with_older_copies_of_server_and_staging_directory(shop: Shop) -> None:
+    """It passes the position of the tables before they are asked. Its epoch has the number of theirs."""
+    staging = shutil.copytree(shop.staging, shop.staging.with_name("copy"))
+    shop.execute(f"select pg_copy_logical_replication_slot('{shop.slot}', '{shop.slot}_copy')")
+    shop.execute("insert into kept values (20, 'after the copy')")
+    shop.run()
+    shutil.rmtree(shop.staging)
+    staging.rename(shop.staging)
+    drop(shop)
+    shop.execute(f"select pg_copy_logical_replication_slot('{shop.slot}_copy', '{shop.slot}')")
+    shop.execute(f"select pg_drop_replication_slot('{shop.slot}_copy')", "insert into kept values (21, 'later')")
+    with spark_sink.Launcher(shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    end = log_end(shop.staging)
+    assert end is not None
+    assert end.lsn > shop.reached
+    with pytest.raises(WarehouseError, match=r"the log in .* has other changes there"):
+        spark_sink.Pipeline(shop.spark, shop.staging, shop.warehouse).process_available()
+    with pytest.raises(GapError, match="a launcher has gone on"):
+        shop.run()
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    shop.execute("insert into kept values (22, 'healed')")
+    shop.run()
+    shop.check()
+
+
 def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     """While the log has the segments, the tables catch up. Later the message says which of the two is old."""
     copy = shutil.copytree(shop.warehouse, shop.warehouse.with_name("copy"))

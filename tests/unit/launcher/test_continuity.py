@@ -74,6 +74,23 @@ def test_tables_beyond_the_log_are_a_gap_also_if_the_slot_is_not():
     assert branched.resume_lsn == 0x700
 
 
+def test_tables_of_another_log_with_the_same_positions_are_a_gap():
+    """`land` has gone on with an older copy of server and staging directory, beyond the position of the tables."""
+    later = replace(EPOCH, number=3, start_lsn=0x300, token="new")
+    log = replace(LOG, epochs=[EPOCH, later], tables=replace(TABLES, position=Position(3, 0x400), epoch_token="old"))
+    verdict = judged(log)
+    assert verdict.gap is not None
+    assert (verdict.gap.after_lsn, verdict.resume_lsn, verdict.is_new_epoch) == (0x300, 0x600, True)
+    assert not verdict.gap.is_divergence  # what the log has did happen on this server
+    assert "have other changes than the log after 0/300" in verdict.gap.cause
+    for tables in (Position(3, 0x400), "new"), (Position(3, 0x400), ""), (Position(1, 0x300), "old"):
+        assert judged(replace(log, tables=replace(TABLES, position=tables[0], epoch_token=tables[1]))) == Verdict()
+    assert judged(replace(log, tables=replace(TABLES, position=Position(1, 0x301)))).gap is not None
+    beyond = judged(replace(log, tables=replace(TABLES, position=Position(3, 0x700), epoch_token="old"))).gap
+    assert beyond is not None
+    assert "beyond the end of the log" in beyond.cause
+
+
 def test_a_log_goes_on_where_the_tables_are_if_the_slot_is_behind_them():
     verdict = judged(replace(LOG, tables=TABLES), confirmed_flush_lsn=LSN(0x680))
     assert verdict.gap is not None

@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spark_sink.files.local import DamagedFileError
-from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position, StagingError, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.staging.log_view import LogView
 from support.staged import make_epoch, ranges
+
+FIRST = Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100, token="a")
+GAP = Gap(0x1, "the slot was dropped", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +79,25 @@ def test_a_position_of_another_log(tmp_path: Path, after: Position):
     make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
     with pytest.raises(StagingError, match="not"):
         list_segments(tmp_path, after)
+
+
+def test_where_a_log_has_left_that_of_a_reader():
+    def left(epochs: list[Epoch], position: Position, token: str = "") -> int | None:
+        found = left_lsn(epochs, position, token)
+        # A gap that passes the position heals it; one at an earlier position does not.
+        assert left_lsn([*epochs, replace(FIRST, number=9, start_lsn=position.lsn, gap=GAP)], position, token) is None
+        assert left_lsn([replace(FIRST, number=0, start_lsn=0x10, gap=GAP), *epochs], position, token) == found
+        return found
+
+    second = replace(FIRST, number=2, start_lsn=0x300, token="b")
+    assert left([FIRST, second], Position(1, 0x300), "a") is None
+    assert left([FIRST, second], Position(1, 0x301), "a") == 0x300
+    assert left([FIRST, second], Position(1, 0x200), "other") == 0x100
+    assert left([FIRST, second], Position(2, 0x400), "b") is None
+    assert left([FIRST, second], Position(2, 0x400), "other") == 0x300
+    assert left([FIRST, replace(second, token="")], Position(2, 0x400), "other") is None
+    assert left([FIRST, second], Position(2, 0x400)) is None
+    assert left([second], Position(1, 0x200), "removed since") is None
 
 
 def test_a_position_in_a_log_that_has_not_begun(tmp_path: Path):
