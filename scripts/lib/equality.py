@@ -8,6 +8,8 @@ For each table, under the name that its changes were published with:
 - The replica has the rows of the table, column by column. PostgreSQL must print the same text for its own value and for the
   replica's value read as the column's type.
 - A replay of the changelog gives the same rows.
+- A stored history has the versions that `read_history` makes of the changelog up to the same LSN, whatever rounds it was made in.
+  Each stamp that was there at the end of a transaction has a version, and no other stamp has one.
 
 The changelog of logical messages has each message that was committed since the warehouse began, once.
 
@@ -24,12 +26,15 @@ from model_ledger import Change, Ledger
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import sql as delta
 from spark_sink.replica.current import read_replica
+from spark_sink.replica.history import first_known, make_versions
 from spark_sink.replica.replay import replay
 from spark_sink.schema import types
 from spark_sink.schema.table import MESSAGES, Table, has_key
 from spark_sink.spark import sql
 from spark_sink.verify.comparison import verify
+from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ if TYPE_CHECKING:
     from psycopg import Connection
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["compare", "compare_changelog", "compare_messages"]
+__all__ = ["compare", "compare_changelog", "compare_history", "compare_messages"]
 
 _SHOWN = 3
 """So many of a kind of differences are shown."""
@@ -67,6 +72,8 @@ def compare(
         for what, rows in (("replica", read_replica(spark, path, str(table))), ("replay", replay(house, table, changes))):
             for problem in _compare_rows(connection, relation, expected, _replica_rows(rows, relation)):
                 yield f"{table}: {what}: {problem}"
+        for problem in compare_history(spark, house, table, ledger.changes[name]):
+            yield f"{table}: history: {problem}"
     for result in verify(spark, path, ("-d", dsn), tables=with_key) if with_key else ():
         if not result.is_equal:
             yield f"{result.table}: verify: {result.problem or result.differences}"
@@ -162,6 +169,40 @@ def _compare_changes(changes: DataFrame, wanted: list[Change], positions: set[tu
                 f"at the snapshot at {format_lsn(lsn)}, {len(before)} rows were there, and {len(set(copied))} were copied: "
                 f"missing {sorted(before - set(copied))[:_SHOWN]}, surplus {sorted(set(copied) - before)[:_SHOWN]}"
             )
+
+
+def compare_history(spark: SparkSession, house: Warehouse, table: Table, wanted: list[Change]) -> Iterator[str]:
+    """Yield the differences between a table's stored history, if there is one, and what its changelog and the ledger say."""
+    known = stored_histories.facts(house, table)
+    if known is None:
+        return
+    changes = changelogs_of(spark, house).read(table)
+    stored, versions = delta.read(spark, house.history(table)), house.versions(table)
+    made = make_versions(versions, table, changes, first_known(house, table, changes), known.lsn)
+    if sorted(stored.columns) != sorted(made.columns):
+        yield f"its columns are {sorted(stored.columns)}, not {sorted(made.columns)}"
+        return
+    stamps, found = _stamps(changes, wanted), {row.stamp for row in stored.select("stamp").collect()}
+    if found != stamps:
+        yield f"stamps: missing {sorted(stamps - found)[:_SHOWN]}, surplus {sorted(found - stamps)[:_SHOWN]}"
+    chosen = [f"cast({sql.quote(name)} as string)" for name in made.columns]  # Python has no year 0
+    there, expected = (Counter(map(repr, rows.selectExpr(*chosen).collect())) for rows in (stored, made))
+    for what, rows in ("missing", expected - there), ("surplus", there - expected):
+        if rows:
+            yield f"{rows.total()} versions {what} up to {format_lsn(known.lsn)}: {[row[:400] for row in sorted(rows)[:_SHOWN]]}"
+
+
+def _stamps(changes: DataFrame, wanted: list[Change]) -> set[int]:
+    """Return the stamps that were there at the end of any transaction in a changelog, or when it began."""
+    streamed = {row[0] for row in changes.where("_cdc_op != 'snapshot'").select("_cdc_xid").distinct().collect()}
+    found, has_begun = set(), False
+    for number, change in enumerate(wanted):
+        is_last = number + 1 == len(wanted) or wanted[number + 1].xid != change.xid
+        is_next_streamed = not is_last or number + 1 == len(wanted) or wanted[number + 1].xid in streamed
+        has_begun = has_begun or change.xid in streamed
+        if is_last and (has_begun or is_next_streamed):
+            found |= Ledger.stamps(wanted[: number + 1])
+    return found
 
 
 def _shown(op: str, stamp: int | None) -> tuple[str, int | None]:

@@ -2,11 +2,11 @@
 
 A round makes a database with random tables, some of which have rows already (model.py). `cdcpipe-spark run -c` runs beside random
 transactions. The round kills parts of the run, or the server, at random moments, each time after the run has made progress. Between
-two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. With ``--network`` the runs reach the
-server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and delays at random, or does only one of
-these (weather.py). When everything is in the tables, the round compares all of it (equality.py). The seed of a round is printed: it
-decides what the round does, but not when. With ``--failover`` the rounds are others: see failover_rounds.py; with ``--ddl``, too:
-see ddl_rounds.py.
+two runs it sometimes deletes a checkpoint or a replica, or changes how batches are cut. Half of the rounds keep stored histories.
+With ``--network`` the runs reach the server through a proxy (faulty_proxy.py) that goes silent, breaks connections, throttles and
+delays at random, or does only one of these (weather.py). When everything is in the tables, the round compares all of it
+(equality.py). The seed of a round is printed: it decides what the round does, but not when. With ``--failover`` the rounds are
+others: see failover_rounds.py; with ``--ddl``, too: see ddl_rounds.py.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
     version = args.postgres or rng.choice(postgres.available_versions())
     possible = KILLS if args.master.startswith("local[") else (*KILLS, EXECUTOR)
     kills = tuple(rng.choices(args.kill or possible, k=rng.randint(2, 5)))
+    history = rng.choice([(), ("--history", "table", "--history-interval", rng.choice(["0.5", "3"]))])
     say = teller()
     print(f"round with --seed {seed}, PostgreSQL {version}", file=sys.stderr, flush=True)
     with postgres.Cluster(version, settings=SETTINGS | (NETWORK_SETTINGS if args.network else {})) as cluster:
@@ -77,7 +78,7 @@ def play(args: argparse.Namespace, seed: int, spark: SparkSession, directory: Pa
             rekey_with_rows=args.rekey_with_rows,
             alter_while_copied=args.alter_while_copied,
             say=say,
-            options=("--master", args.master),
+            options=("--master", args.master, *history),
             network=args.network,
         )
         say(made.play(spark))

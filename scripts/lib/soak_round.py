@@ -25,6 +25,7 @@ from weather import Weather
 from cdcpipe.lsn import LSN
 from spark_sink.staging.log import Position, list_epochs, log_end
 from spark_sink.status.report import Tables
+from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ class Round:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(PATIENCE_S)
-        if code != 0 and code not in (-signal.SIGTERM, *_PASSING):
+        if code != 0 and code not in (-signal.SIGTERM, 128 + signal.SIGTERM, *_PASSING):
             raise SoakError(f"cdcpipe-spark ended with {code} when asked to stop; {_end_of(self.log)}")
 
     def _between(self) -> None:
@@ -316,6 +317,7 @@ class Round:
         # All of this can also be true when a run was killed and the next one has only just begun.
         tables = Tables(Warehouse.existing(self.warehouse))
         self._wait(lambda: not any(_lacks_changes(tables.house, row) for row in tables.describe()))
+        self._wait(lambda: not any(_lacks_versions(tables.house, row) for row in tables.describe()))
 
     def _problems(self, spark: SparkSession) -> list[str]:
         relations = self._model.relations()
@@ -349,6 +351,15 @@ def _lacks_changes(house: Warehouse, row: dict[str, Any]) -> bool:
     replica: dict[str, Any] | None = row["replica"]
     # A replica that was made again has the warehouse's position of that time. A changelog has the position of its last change.
     return replica is None or Position.parse(replica["position"]).lsn < Position.parse(row["changelog"]["position"]).lsn
+
+
+def _lacks_versions(house: Warehouse, row: dict[str, Any]) -> bool:
+    """Tell, from a table's entry in `status`, whether its stored history is behind its changelog."""
+    table = house.find(row["table"]) if row["versions"] else None
+    known = None if table is None else stored_histories.facts(house, table)
+    if table is None or known is None:
+        return False
+    return known.known_lsn(house.versions(table)) < Position.parse(row["changelog"]["position"]).lsn
 
 
 class _Worker(threading.Thread):

@@ -11,6 +11,7 @@ from model_ledger import Change, Ledger
 from soak_round import SETTINGS, Round
 
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import Warehouse
 from support.requirements import need
 from support.seeds import SEED
@@ -18,12 +19,16 @@ from support.seeds import SEED
 
 @pytest.mark.spark
 def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Path) -> None:
-    """A snapshot under concurrent writes. Then streamer, server and driver are killed. (`scripts/soak` does this for longer.)"""
+    """A snapshot under concurrent writes. Then streamer, server and driver are killed. (`scripts/soak` does this for longer.)
+
+    Changelogs, replicas, and stored histories are compared.
+    """
     print(f"CDCPIPE_TEST_SEED={SEED}")
     need("18")
     with postgres.Cluster("18", settings=SETTINGS) as cluster:
         kills = ("streamer", "server", "driver")
-        played = Round(cluster, tmp_path, SEED, kills, moments=("tables",), work=20, before=20, tables=4)
+        history = ("--history", "table", "--history-interval", "0.5")
+        played = Round(cluster, tmp_path, SEED, kills, moments=("tables",), work=20, before=20, tables=4, options=history)
         print(played.play(spark))
     # The comparison finds what is missing, and what is there once too often, in a table whose last change came with the stream.
     streamed = _streamed(spark, played)
@@ -32,6 +37,10 @@ def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Pat
     for wrong in (changes[:-1], [*changes, changes[-1]], [*changes, Change(changes[-1].xid, "delete", None, None)]):
         assert list(equality.compare_changelog(spark, played.warehouse, Ledger({name: wrong}))), name
     assert not list(equality.compare_changelog(spark, played.warehouse, Ledger({name: changes})))
+    house = Warehouse.existing(played.warehouse)
+    table = next(table for table in house.tables() if stored_histories.facts(house, table) is not None)
+    wrong = [*played.ledger.changes[table.name], Change(0, "insert", -1, None)]
+    assert list(equality.compare_history(spark, house, table, wrong)) == ["stamps: missing [-1], surplus []"]
 
 
 def _streamed(spark: Any, played: Round) -> set[int]:
