@@ -359,7 +359,10 @@ def _lacks_versions(house: Warehouse, row: dict[str, Any]) -> bool:
     known = None if table is None else stored_histories.facts(house, table)
     if table is None or known is None:
         return False
-    return known.known_lsn(house.versions(table)) < Position.parse(row["changelog"]["position"]).lsn
+    position, versions = house.source().position, house.versions(table)
+    assert position is not None
+    lsn = stored_histories.wanted_lsn(versions, Position.parse(row["changelog"]["position"]).lsn, position.lsn)
+    return known.known_lsn(versions) < lsn
 
 
 class _Worker(threading.Thread):

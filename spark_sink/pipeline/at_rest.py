@@ -123,4 +123,6 @@ class Rest:
         if not (has_key and house.keeps_history):
             return True
         facts = stored_histories.facts(house, table)
-        return facts is not None and facts.known_lsn(versions) >= changelog.lsn
+        position = house.source().position
+        lsn = stored_histories.wanted_lsn(versions, changelog.lsn, 0 if position is None else position.lsn)
+        return facts is not None and facts.known_lsn(versions) >= lsn

@@ -1,8 +1,8 @@
 """Brings the stored histories of a warehouse up to date with its changelogs, in rounds of their own (replica/history_table.py).
 
-A round looks at every table, and brings each history that is behind to the position of the changelog. The rounds exclude neither
-micro-batches nor merges, so the first round, which reads whole changelogs, delays neither. No state is stored: each history records
-its own position.
+A round looks at every table, and brings each history that is behind to the position of the changelog, or of a snapshot that came
+later. The rounds exclude neither micro-batches nor merges, so the first round, which reads whole changelogs, delays neither. No
+state is stored: each history records its own position.
 """
 
 from __future__ import annotations
@@ -60,16 +60,21 @@ class Histories:
         for table in self._warehouse.tables():
             if self.rounds.is_hurried:
                 return
-            changed_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
-            if changed_lsn and self._is_behind(table, changed_lsn):
+            until = self._behind(table, position)
+            if until is not None:
                 with self._lock.history():
-                    self._bring(table, Position(position.epoch, changed_lsn))
+                    self._bring(table, until)
                 if self._names is not None:
                     self._names.register([table])
 
-    def _is_behind(self, table: Table, changed_lsn: int) -> bool:
-        found = stored_histories.facts(self._warehouse, table)
-        return found is None or found.known_lsn(self._warehouse.versions(table)) < changed_lsn
+    def _behind(self, table: Table, position: Position) -> Position | None:
+        """Return the position to which a table's history has to be brought; None if it is there."""
+        changelog_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
+        if not changelog_lsn:
+            return None
+        found, versions = stored_histories.facts(self._warehouse, table), self._warehouse.versions(table)
+        lsn = stored_histories.wanted_lsn(versions, changelog_lsn, position.lsn)
+        return Position(position.epoch, lsn) if found is None or found.known_lsn(versions) < lsn else None
 
     def _bring(self, table: Table, until: Position) -> None:
         try:

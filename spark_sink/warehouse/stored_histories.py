@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "copies_until", "facts", "first_properties", "properties"]
+__all__ = ["HistoryFacts", "copies_until", "facts", "first_properties", "properties", "wanted_lsn"]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -54,6 +54,15 @@ class HistoryFacts:
 def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:
     """Return the LSNs of a table's snapshots up to an LSN."""
     return frozenset(version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn)
+
+
+def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, position_lsn: int) -> int:
+    """Return the LSN that a table's history should have: that of the changelog, or of a snapshot that came later.
+
+    A snapshot may be later than each change in the changelog. It counts once the warehouse's position, ``position_lsn``, is there:
+    until then, changes from before the snapshot may come.
+    """
+    return max([changelog_lsn, *copies_until(versions, position_lsn)])
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:

@@ -10,8 +10,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.pipeline.histories import Histories
+from spark_sink.replica.history import history_schema
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -30,6 +32,26 @@ def house(tmp_path: Path) -> Warehouse:
         changelog = Rewrite.new(made.changelog(table), ID, StructType([StructField("id", LongType())]), {})
         changelog.add({"id": pa.array([1])}, []).commit(Position(1, 100))
     return made
+
+
+@pytest.mark.parametrize(("copied_lsn", "expected"), [(90, []), (150, [150]), (250, [])])
+def test_a_copy_counts_when_the_warehouse_has_passed_it(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, copied_lsn: int, expected: list[int]
+) -> None:
+    """A copy does not raise the LSN of the changelog, which is the end of its last micro-batch."""
+    brought: list[Position] = []
+    monkeypatch.setattr("spark_sink.replica.history_table.bring", lambda *asked: brought.append(asked[3]))
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    house.forget(B)
+    schema = history_schema(StructType([StructField("id", LongType())]))
+    noted = stored_histories.first_properties(house, A, 0, frozenset({90}))
+    Rewrite.new(house.history(A), ID, schema, noted).commit(Position(1, 100))
+    copy = replace(version(1, 0, ID), relation_id=ord("a"), end_lsn=copied_lsn, snapshot=((1, "id"),))
+    house.write_versions(A, [*house.versions(A), copy])
+    house.record(Position(2, 200))
+    spark: Any = None
+    Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
+    assert brought == [Position(2, lsn) for lsn in expected]
 
 
 def test_a_history_that_cannot_go_on_stays_as_it_is(
