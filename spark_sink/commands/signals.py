@@ -1,5 +1,8 @@
 """Handles SIGINT and SIGTERM for all commands: the first signal asks the command to end, the second one ends it at once.
 
+If the command has not ended 30 seconds after the first signal, a line on stderr says what the second one does. The end may wait for
+a long merge, or for a JVM that hangs.
+
 A command that only reads ends at once at the first signal. It has nothing to clean up, and an exception within a call to Spark
 would leave the connection of that call unusable. Commands that have to clean up use `on_signals`.
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "kept", "listen", "on_signals", "restored_by"]
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE_S = 30.0
+"""How long a command may take to end before a line on stderr says so."""
 
 
 def listen() -> None:
@@ -45,8 +50,14 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 
 def _act(reader: int) -> None:
-    while data := os.read(reader, 64):
-        for number in data:
+    while True:
+        if _ending and not select.select([reader], [], [], _PATIENCE_S)[0]:
+            if _ending:
+                _ending.clear()
+                message = "still ending; another signal ends it at once"
+                logs.show(logs.line("warning", "cdcpipe-spark", message) if logs.is_json() else f"cdcpipe-spark: {message}")
+            continue
+        for number in os.read(reader, 64):
             if number in _NUMBERS:
                 _action(number)
 
@@ -67,6 +78,8 @@ def _end_at_once(number: int) -> None:
 
 
 _action: Callable[[int], None] = _end_at_once
+_ending: list[int] = []
+"""The signal that has asked the command to end, until the command has ended, or a line has said that it is still ending."""
 _restores: list[Callable[[], None]] = []
 """What to call before the process ends at once."""
 
@@ -103,6 +116,7 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
         if asked.number:
             _end_at_once(number)
         asked.number = number
+        _ending.append(number)
         request_stop()
 
     before, _action = _action, act
@@ -110,6 +124,7 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
         yield asked
     finally:
         _action = before
+        _ending.clear()
 
 
 @contextmanager

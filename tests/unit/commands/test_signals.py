@@ -1,4 +1,4 @@
-"""What a second signal does, in a process of its own: it ends the process at once, and leaves the terminal as it was."""
+"""What signals do, in a process of its own: the second one ends the process at once, and leaves the terminal as it was."""
 
 import subprocess
 import sys
@@ -8,8 +8,10 @@ from support.waiting import DEADLINE_S
 
 PROGRAM = """
 import os, signal, sys, threading
+from spark_sink.commands import signals
 from spark_sink.commands.signals import listen, on_signals, restored_by
 
+signals._PATIENCE_S = float(sys.argv[2])
 listen()
 asked = threading.Event()
 with restored_by(lambda: print("restored", flush=True)), on_signals(asked.set):
@@ -18,12 +20,14 @@ with restored_by(lambda: print("restored", flush=True)), on_signals(asked.set):
     if sys.argv[1] == "twice":
         os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(60)
+    if sys.argv[1] == "late":
+        sys.stdin.readline()
 print("done")
 """
 
 
 def ended(times: str) -> tuple[int, str, str]:
-    argv = [sys.executable, "-c", PROGRAM, times]
+    argv = [sys.executable, "-c", PROGRAM, times, "60"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -34,3 +38,14 @@ def test_the_first_signal_asks_for_the_end() -> None:
 
 def test_the_second_signal_ends_at_once_and_restores_first() -> None:
     assert ended("twice") == (130, "restored\n", "cdcpipe-spark: ended by SIGINT before it was done\n")
+
+
+def test_a_command_that_takes_long_to_end_says_what_another_signal_does() -> None:
+    argv = [sys.executable, "-c", PROGRAM, "late", "0.01"]
+    with subprocess.Popen(
+        argv, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "cdcpipe-spark: still ending; another signal ends it at once\n"
+        assert process.communicate("\n", DEADLINE_S) == ("restored\ndone\n", "")
+    assert process.returncode == 0
