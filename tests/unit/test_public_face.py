@@ -27,7 +27,7 @@ def test_a_public_name_is_there_and_explains_itself(name: str) -> None:
 
 
 def test_the_page_has_what_is_public_and_nothing_else() -> None:
-    assert first_column("name") == set(spark_sink.__all__)
+    assert first_column("name") == set(spark_sink.__all__) == set(dir(spark_sink))
     with pytest.raises(AttributeError, match="no attribute 'Warehouse'"):
         spark_sink.Warehouse  # noqa: B018
     pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
