@@ -9,7 +9,8 @@ For each table, under the name that its changes were published with:
   replica's value read as the column's type.
 - A replay of the changelog gives the same rows.
 - A stored history has the versions that `read_history` makes of the changelog up to the same LSN, whatever rounds it was made in.
-  Each stamp that was there at the end of a transaction has a version, and no other stamp has one.
+  Each stamp that was there at the end of a transaction has a version, and no other stamp has one. Rows that have no value for a
+  later key may lack theirs.
 
 The changelog of logical messages has each message that was committed since the warehouse began, once.
 
@@ -19,6 +20,7 @@ This code shares nothing with `cdcpipe-spark verify`. The answer of `verify` is 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from model import Relation, quote
@@ -183,8 +185,10 @@ def compare_history(spark: SparkSession, house: Warehouse, table: Table, wanted:
         yield f"its columns are {sorted(stored.columns)}, not {sorted(made.columns)}"
         return
     stamps, found = _stamps(changes, wanted), {row.stamp for row in stored.select("stamp").collect()}
-    if found != stamps:
-        yield f"stamps: missing {sorted(stamps - found)[:_SHOWN]}, surplus {sorted(found - stamps)[:_SHOWN]}"
+    lacks_key = " or ".join(f"{sql.quote(name)} is null" for name in {name for version in versions for name in version.columns})
+    missing = stamps - found - {row.stamp for row in changes.where(lacks_key).select("stamp").collect()}
+    if missing or found - stamps:
+        yield f"stamps: missing {sorted(missing)[:_SHOWN]}, surplus {sorted(found - stamps)[:_SHOWN]}"
     chosen = [f"cast({sql.quote(name)} as string)" for name in made.columns]  # Python has no year 0
     there, expected = (Counter(map(repr, rows.selectExpr(*chosen).collect())) for rows in (stored, made))
     for what, rows in ("missing", expected - there), ("surplus", there - expected):
@@ -195,13 +199,15 @@ def compare_history(spark: SparkSession, house: Warehouse, table: Table, wanted:
 def _stamps(changes: DataFrame, wanted: list[Change]) -> set[int]:
     """Return the stamps that were there at the end of any transaction in a changelog, or when it began."""
     streamed = {row[0] for row in changes.where("_cdc_op != 'snapshot'").select("_cdc_xid").distinct().collect()}
+    ends = [number for number, (change, after) in enumerate(pairwise(wanted), 1) if change.xid != after.xid]
     found, has_begun = set(), False
-    for number, change in enumerate(wanted):
-        is_last = number + 1 == len(wanted) or wanted[number + 1].xid != change.xid
-        is_next_streamed = not is_last or number + 1 == len(wanted) or wanted[number + 1].xid in streamed
-        has_begun = has_begun or change.xid in streamed
-        if is_last and (has_begun or is_next_streamed):
-            found |= Ledger.stamps(wanted[: number + 1])
+    for begin, end in pairwise([0, *ends, len(wanted)] if wanted else []):
+        is_streamed = wanted[begin].xid in streamed
+        if is_streamed and not has_begun:
+            found |= Ledger.stamps(wanted[:begin])  # the snapshot's rows
+            has_begun = True
+        if is_streamed or end == len(wanted):
+            found |= Ledger.stamps(wanted[:end])
     return found
 
 
