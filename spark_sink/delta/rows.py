@@ -96,13 +96,15 @@ def read_columns(
 
 
 def _paths(opened: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> list[str]:
-    """Return what to read for the columns, without those that the file lacks."""
+    """Return what to read for the columns, without those that the file lacks: they are null in all its rows."""
     present = {field.name: field.type for field in opened.schema_arrow}
     paths = []
     for field in fields.values():
+        if field.name not in present:
+            continue
         if not pa.types.is_struct(field.type):
-            paths += [field.name] if field.name in present else []
-        elif field.name not in present or not {child.name for child in field.type} <= {c.name for c in present[field.name]}:
+            paths.append(field.name)
+        elif not {child.name for child in field.type} <= {child.name for child in present[field.name]}:
             raise UnsupportedError("a file from before a column of the key")
         else:
             paths += [f"{field.name}.{child.name}" for child in field.type]

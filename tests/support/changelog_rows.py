@@ -189,9 +189,12 @@ def append(
     changelogs_of(spark, warehouse).append(table, _arrow(changes, struct), struct, start, end)
 
 
-def add_copy(spark: Any, warehouse: Warehouse, changes: Sequence[tuple[Any, ...]], lsn: int) -> None:
+def add_copy(
+    spark: Any, warehouse: Warehouse, changes: Sequence[tuple[Any, ...]], lsn: int, schema: str | StructType = SCHEMA
+) -> None:
     """Add the rows of a snapshot at ``lsn`` to a changelog, as `cdcpipe-spark snapshot` does."""
-    rows, struct = [change for change in changes if change[5] == "snapshot" and change[7] == lsn], StructType.fromDDL(SCHEMA)
+    rows = [change for change in changes if change[5] == "snapshot" and change[7] == lsn]
+    struct = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     changelogs, directory = changelogs_of(spark, warehouse), warehouse.root / f"copy-{lsn}"
     directory.mkdir()
     writer = FileWriter(str(directory), part_name(), changelogs.snapshot_layout(TABLE, struct))

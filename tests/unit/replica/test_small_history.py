@@ -22,7 +22,7 @@ from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, append
+from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, add_copy, append
 from support.delta_tables import struct, unsorted_rows
 from support.merges import SCHEMA, in_ranges
 
@@ -121,6 +121,10 @@ def test_a_new_history(tmp_path: Path, has_copy: bool) -> None:
         for row in source.rows.values():
             source._emit("snapshot", row)
         house.versions.append(replace(house.versions[0], end_lsn=21, snapshot=((1, "id"),)))
+        house.commit(source)
+        append(None, house.warehouse, [], SCHEMA, Position(1, 0), Position(1, 1))
+        add_copy(None, house.warehouse, source.changes, 21, SCHEMA)
+        house.added = len(source.changes)
     for _ in range(3):
         house.commit(source)
         for _ in range(9):
