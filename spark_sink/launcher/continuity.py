@@ -16,6 +16,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | another system id | an error, unless the user accepts this id |
 | an accepted one, with a slot that pg_upgrade took along | the log goes on |
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
+| an accepted one, and a recorded gap (diverged.json) | that gap: the slot may be one that a launcher made before it was killed |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 
 After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
@@ -70,7 +71,7 @@ class Log:
     tables: FedTables | None = None
     """The warehouse that is fed from this log, if there is one."""
     divergence: Gap | None = None
-    """What an earlier start has recorded: the server has gone back behind the log's end (staging/divergence.py)."""
+    """The gap that an earlier start has recorded (staging/divergence.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,8 @@ def _judge_other_server(log: Log, prepared: Prepared, resume_lsn: int, now: floa
     after that of the old one. So a slot from before that, or one that was made just now, is none that pg_upgrade took along.
     """
     confirmed, slot = int(prepared.confirmed_flush_lsn), log.epochs[-1].slot
+    if log.divergence is not None:
+        return Verdict(log.divergence, log.end_lsn, resume_lsn=resume_lsn)
     if confirmed >= log.account.lsn and not prepared.slot_created:
         return Verdict(account_lsn=confirmed)
     which = "is a new one" if prepared.slot_created else f"is at {format_lsn(confirmed)}, before {format_lsn(log.account.lsn)}"

@@ -146,6 +146,7 @@ class Opening:
         """Start streamers until one has prepared the slot; return None if asked to stop.
 
         A slot that is gone or lost although there is a log is a gap. It is created anew only if the user wants to go on after it.
+        Its position tells later that it is a new one, but not on another server. There the gap is recorded before it is created.
         """
         config = self._config
         self.close()
@@ -153,6 +154,8 @@ class Opening:
             log = self._log()
             is_new = log is None and self._tables is None
             is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
+            is_looking = is_creating and log is not None and log.divergence is None and self._expects_other_server(log)
+            is_creating = is_creating and not is_looking
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             if is_creating and config.on_gap == "resnapshot":
                 arguments.append("--replace-lost")
@@ -179,6 +182,12 @@ class Opening:
             if log is not None and found.other_system_id is not None:
                 last = log.epochs[-1]
                 check_source(config.staging, last, found.other_system_id, last.timeline, last.database, last.slot)
+            if is_looking and (found.code == ExitCode.SLOT_NOT_EXIST or found.is_lost_slot):
+                missing = missing_slot(log, self._tables, config.slot, time.time())
+                assert missing is not None
+                # The other server's WAL may be behind the end of the log.
+                divergence.record(config.staging, replace(missing, is_divergence=True))
+                continue
             if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot:
                 gap = missing_slot(log, self._tables, config.slot, time.time())
                 if gap is not None:
@@ -186,6 +195,9 @@ class Opening:
             if not self._wait_before_restart(found, 0 if log is None else log.end_lsn):
                 return None
         return None
+
+    def _expects_other_server(self, log: Log) -> bool:
+        return self._config.accept_system_id not in (None, log.epochs[-1].system_id)
 
     def _log(self) -> Log | None:
         """Return what the staging directory says of the log; None if there is no log yet."""
@@ -245,6 +257,8 @@ class Opening:
 
     def _begin_epoch(self, prepared: Prepared, verdict: Verdict) -> None:
         config = self._config
+        if verdict.gap is not None and verdict.former_system_id is not None:
+            divergence.record(config.staging, verdict.gap)  # with a smaller account, the slot would look like the former one
         if verdict.account_lsn is not None:
             account.cut(config.staging, verdict.account_lsn)
             account.record(config.staging, verdict.account_lsn)

@@ -1,8 +1,11 @@
-"""The record that the server has gone back behind the log (``diverged.json``), for all later launchers. No pyspark.
+"""The record of a gap that would not show later (``diverged.json``), for all later launchers. No pyspark.
 
 A server that was restored from an older copy of its disk keeps its system identifier and timeline, and uses positions of the log
 again for other changes. This shows only until its WAL has passed the end of the log. So the launcher that sees it records the gap,
 and no launcher goes on before the gap is a part of the log.
+
+A slot on another server, as after pg_upgrade, does not show whether pg_upgrade took it along. So a launcher that has to create it
+records the gap first. It may be killed before the log has an epoch with this gap.
 """
 
 from __future__ import annotations

@@ -211,6 +211,12 @@ def test_another_slot_of_another_server_is_a_gap(confirmed: int, created: bool, 
     assert (verdict.resume_lsn, verdict.gap.is_divergence) == ((0x500, True) if confirmed < 0x500 else (confirmed, False))
 
 
+def test_a_recorded_gap_is_one_on_another_server_too():
+    recorded = Gap(0x600, "the slot was missing", 0.0, 0.0, is_divergence=True)
+    verdict = judged(replace(LOG, divergence=recorded), accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
+    assert verdict == Verdict(recorded, 0x500, former_system_id="7", is_new_epoch=True, resume_lsn=0x2000)
+
+
 def test_a_slot_that_is_gone_is_a_gap_after_the_account():
     gap = missing_slot(LOG, None, "s", 5.0)
     assert gap is not None

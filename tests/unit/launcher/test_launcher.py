@@ -18,6 +18,7 @@ from cdcpipe.errors import (
     GapError,
     InitError,
     InvalidArgumentsError,
+    LostSlotError,
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
@@ -31,7 +32,7 @@ from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import opening, sealer, streamer
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import account, lock
+from spark_sink.staging import account, divergence, lock
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs, list_segments, log_end
@@ -291,6 +292,43 @@ def test_another_server_is_refused(fake: Callable[..., Fake]):
     with pytest.raises(StagingError, match="this server has system id 8"):
         made.run()
     assert len(made.starts) == 3  # nothing was streamed
+
+
+@pytest.mark.parametrize(
+    ("looks", "confirmed"),
+    [
+        ([{"exit": 8, "stderr": "cdcpipe: error: there is no slot\n"}, {"created": True}], "0/9000"),
+        ([{"exit": 2, "stderr": f"cdcpipe: error: {LostSlotError.BEGINNING}'s'\n"}, {"created": True}], "0/9000"),
+        ([{}], "0/2000"),  # between the end of the log and the account
+    ],
+)
+def test_a_slot_that_is_new_on_another_server_is_known_after_a_kill(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, looks: list[dict[str, Any]], confirmed: str
+):
+    """Otherwise the next start would take it for one that pg_upgrade took along, and skip changes in silence."""
+    server = {"system_id": "8", "confirmed": confirmed, "wal_lsn": "0/9001"}
+    made = fake(WORK, [{}, {"idle": "0/4000"}, *({**server, **look} for look in looks), server])
+    made.run()
+    log_end_lsn, before = WORK[-1].end_lsn, len(made.starts)
+    assert log_end_lsn < 0x2000 < account.read(made.staging).lsn == 0x4000
+    options: dict[str, Any] = {"create_slot": True, "on_gap": "resnapshot", "accept_system_id": "8"}
+
+    def killed(*_: Any, **__: Any) -> Epoch:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingWriter, "begin_epoch", killed)
+        with pytest.raises(OSError, match="killed"):
+            made.run(**options)
+    assert ["-c" in start for start in made.starts[before:]] == [number == 1 for number in range(len(looks))]
+    with pytest.raises(GapError):
+        made.run(**{**options, "on_gap": "stop"})
+    made.set_turns([*({} for _ in made.starts), server])
+    made.run(**options)
+    epoch = list_epochs(made.staging)[-1]
+    assert (epoch.system_id, epoch.former_system_id, epoch.start_lsn) == ("8", "7", LSN.parse(confirmed))
+    assert epoch.gap is not None
+    assert not (made.staging / divergence.NAME).exists()
 
 
 def test_an_idle_position_is_recorded_before_it_is_confirmed(fake: Callable[..., Fake]):
