@@ -63,7 +63,7 @@ class DdlLog:
                 rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "content")
                 # Not all at a time: the messages of years may be gigabytes.
                 for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").toLocalIterator():
-                    found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode()))
+                    found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode(), is_checked=True))
                     found.forget_dropped(done_lsn)
             self._descriptions = found
         return self._descriptions

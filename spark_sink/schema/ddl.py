@@ -112,12 +112,13 @@ class DdlMessage:
     """The dropped columns of each table: by the table's OID, and the column's number."""
 
 
-def parse(content: bytes) -> DdlMessage:
+def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
     """Read a message's content. Raises ValueError for anything that the event triggers do not write.
 
-    Any session may write messages with any prefix. So a caller goes on without a message that can't be read.
+    Any session may write messages with any prefix. So a caller goes on without a message that can't be read. ``is_checked``: it was
+    read before, as those in a changelog.
     """
-    value = message.parse(message.PREFIX, content)
+    value = message.parse(message.PREFIX, content, is_checked=is_checked)
     if value is None:
         raise ValueError(_NOT_OURS)
     try:

@@ -12,7 +12,7 @@ MESSAGE = {"version": 1, "kind": "command", "xid": 7, "tag": "ALTER TABLE", "sta
 
 def test_a_message_is_read() -> None:
     content = json.dumps(MESSAGE).encode()
-    assert parse("cdcpipe.ddl", content) == MESSAGE
+    assert parse("cdcpipe.ddl", content) == parse("cdcpipe.ddl", content, is_checked=True) == MESSAGE
     assert subtransaction("cdcpipe.ddl", content) == 7
     assert json.loads(serialize(MESSAGE)) == MESSAGE
     assert b"\n" not in serialize(MESSAGE)
