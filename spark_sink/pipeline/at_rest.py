@@ -24,6 +24,7 @@ from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
 from spark_sink.upkeep import recorded_times
 from spark_sink.warehouse import gaps, landed_snapshots, stored_histories, wanted_copies
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import READER
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Rest:
             purges_histories=config.keep_history_s is not None,
         ):
             return False
-        if not all(map_reads(self._is_done, house.tables(), house.root)):
+        known_lsn = reached_lsn(house, house.source())
+        if not all(map_reads(lambda table: self._is_done(table, known_lsn), house.tables(), house.root)):
             return False
         if config.heal_hours is None:
             return True
@@ -110,8 +112,11 @@ class Rest:
         # The launcher may have begun another epoch at the same LSN.
         return source.position if is_theirs and end is not None and source.position.lsn == end.lsn else None
 
-    def _is_done(self, table: Table) -> bool:
-        """Tell whether a table's replica and its stored history have all changes of its changelog, which nobody has set back."""
+    def _is_done(self, table: Table, known_lsn: int) -> bool:
+        """Tell whether a table's replica and its stored history have all changes of its changelog, which nobody has set back.
+
+        The tables have everything up to ``known_lsn``.
+        """
         house = self._warehouse
         changelog, replica = house.format.end(house.changelog(table)), house.format.end(house.replica(table))
         versions = house.versions(table)
@@ -123,6 +128,5 @@ class Rest:
         if not (has_key and house.keeps_history):
             return True
         facts = stored_histories.facts(house, table)
-        position = house.source().position
-        lsn = stored_histories.wanted_lsn(versions, changelog.lsn, 0 if position is None else position.lsn)
+        lsn = stored_histories.wanted_lsn(versions, changelog.lsn, known_lsn)
         return facts is not None and facts.known_lsn(versions) >= lsn

@@ -1,8 +1,10 @@
 """Brings the stored histories of a warehouse up to date with its changelogs, in rounds of their own (replica/history_table.py).
 
 A round looks at every table, and brings each history that is behind to the position of the changelog, or of a snapshot that came
-later. The rounds exclude neither micro-batches nor merges, so the first round, which reads whole changelogs, delays neither. No
-state is stored: each history records its own position.
+later. In a quiet database a snapshot is later than all changes. Then the account of the staging log tells that it counts.
+
+The rounds exclude neither micro-batches nor merges, so the first round, which reads whole changelogs, delays neither. No state is
+stored: each history records its own position.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from spark_sink.replica import history_table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -54,27 +57,28 @@ class Histories:
 
     def catch_up(self) -> None:
         """Bring the histories to the positions that their changelogs have."""
-        position = self._warehouse.source().position
-        if position is None:
+        source = self._warehouse.source()
+        if source.position is None:
             return
+        reached = Position(source.position.epoch, reached_lsn(self._warehouse, source))
         for table in self._warehouse.tables():
             if self.rounds.is_hurried:
                 return
-            until = self._behind(table, position)
+            until = self._behind(table, reached)
             if until is not None:
                 with self._lock.history():
                     self._bring(table, until)
                 if self._names is not None:
                     self._names.register([table])
 
-    def _behind(self, table: Table, position: Position) -> Position | None:
+    def _behind(self, table: Table, reached: Position) -> Position | None:
         """Return the position to which a table's history has to be brought; None if it is there."""
         changelog_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
         if not changelog_lsn:
             return None
         found, versions = stored_histories.facts(self._warehouse, table), self._warehouse.versions(table)
-        lsn = stored_histories.wanted_lsn(versions, changelog_lsn, position.lsn)
-        return Position(position.epoch, lsn) if found is None or found.known_lsn(versions) < lsn else None
+        lsn = stored_histories.wanted_lsn(versions, changelog_lsn, reached.lsn)
+        return Position(reached.epoch, lsn) if found is None or found.known_lsn(versions) < lsn else None
 
     def _bring(self, table: Table, until: Position) -> None:
         try:

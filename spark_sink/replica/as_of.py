@@ -35,15 +35,14 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.files.local import DamagedFileError
 from spark_sink.replica.checks import keyed_versions
 from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import gone_columns
-from spark_sink.staging import account
-from spark_sink.staging.log import Position, StagingError, log_end
+from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.purged_changes import PurgedError
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -111,24 +110,6 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
 
 def _aware(time: datetime) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
-def reached_lsn(house: Warehouse, source: Source) -> int:
-    """Return the LSN up to which the tables have all published changes; 0 for tables without any change.
-
-    It is beyond their last change if the tables have the whole log, and the log is known to be complete up to there.
-    """
-    if source.position is None:
-        return 0
-    try:
-        known_lsn = 0 if source.staging is None else account.read(source.staging).lsn
-        if source.staging is not None and known_lsn > source.position.lsn:
-            end, position = log_end(source.staging), house.source().position
-            if end is not None and position is not None and position.lsn >= end.lsn:
-                return known_lsn
-    except (OSError, StagingError, DamagedFileError) as ex:
-        _logger.info("cannot read the log in %s: %s", source.staging, ex)
-    return source.position.lsn
 
 
 def _last_lsn(

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places
-from spark_sink.replica.as_of import reached_lsn
 from spark_sink.schema.table import DDL, Table
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import encode_name
 
 if TYPE_CHECKING:

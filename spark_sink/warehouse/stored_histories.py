@@ -56,13 +56,13 @@ def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:
     return frozenset(version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn)
 
 
-def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, position_lsn: int) -> int:
+def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, reached_lsn: int) -> int:
     """Return the LSN that a table's history should have: that of the changelog, or of a snapshot that came later.
 
-    A snapshot may be later than each change in the changelog. It counts once the warehouse's position, ``position_lsn``, is there:
-    until then, changes from before the snapshot may come.
+    A snapshot may be later than each change in the changelog. It counts once the tables have all changes up to there
+    (``reached_lsn``): until then, changes from before the snapshot may come.
     """
-    return max([changelog_lsn, *copies_until(versions, position_lsn)])
+    return max([changelog_lsn, *copies_until(versions, reached_lsn)])
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:

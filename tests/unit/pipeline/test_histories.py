@@ -12,8 +12,11 @@ from spark_sink.delta.rewrite import Rewrite
 from spark_sink.pipeline.histories import Histories
 from spark_sink.replica.history import history_schema
 from spark_sink.schema.table import Table
+from spark_sink.staging import account
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.writer import StagingWriter
 from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -34,11 +37,33 @@ def house(tmp_path: Path) -> Warehouse:
     return made
 
 
-@pytest.mark.parametrize(("copied_lsn", "expected"), [(90, []), (150, [150]), (250, [])])
+@pytest.mark.parametrize(
+    ("copied_lsn", "log_end_lsn", "account_lsn", "expected"),
+    [
+        (90, 200, 0, []),
+        (150, 200, 0, [150]),
+        (250, 200, 0, []),
+        (250, 200, 249, []),
+        (250, 200, 250, [250]),  # the tables have the whole log, and it is complete up to there
+        (250, 240, 250, []),
+    ],
+)
 def test_a_copy_counts_when_the_warehouse_has_passed_it(
-    house: Warehouse, monkeypatch: pytest.MonkeyPatch, copied_lsn: int, expected: list[int]
+    house: Warehouse,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copied_lsn: int,
+    log_end_lsn: int,
+    account_lsn: int,
+    expected: list[int],
 ) -> None:
     """A copy does not raise the LSN of the changelog, which is the end of its last micro-batch."""
+    staging = tmp_path / "staging"
+    with StagingWriter(staging, slot="slot") as writer:
+        writer.begin_epoch(
+            system_id="7123", timeline=1, database="shop", slot="slot", publications=("p",), options={}, first_lsn=log_end_lsn
+        )
+    account.record(staging, account_lsn)
     brought: list[Position] = []
     monkeypatch.setattr("spark_sink.replica.history_table.bring", lambda *asked: brought.append(asked[3]))
     monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
@@ -49,6 +74,7 @@ def test_a_copy_counts_when_the_warehouse_has_passed_it(
     copy = replace(version(1, 0, ID), relation_id=ord("a"), end_lsn=copied_lsn, snapshot=((1, "id"),))
     house.write_versions(A, [*house.versions(A), copy])
     house.record(Position(2, 200))
+    record_staging(house, staging)
     spark: Any = None
     Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
     assert brought == [Position(2, lsn) for lsn in expected]
