@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Position
 
-__all__ = ["FedTables", "Log", "Verdict", "gap_error", "gone_back", "judge", "judge_lost_log", "missing_slot"]
+__all__ = ["FedTables", "Log", "Verdict", "check_tables", "gap_error", "gone_back", "judge", "judge_lost_log", "missing_slot"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +176,23 @@ def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict
     The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
     forgotten: then there is a gap. Raises StagingError if the tables have the changes of another server or database.
     """
-    theirs, ours = (tables.system_id, tables.database), (prepared.system_id, prepared.database)
-    if theirs != ours:
-        raise StagingError(
-            f"the tables in {tables.name} come from database {theirs[1]!r} of the server with system id {theirs[0]}, and this is"
-            f" {ours[1]!r} of {ours[0]}",
-            hint="connect to their server; give another database its own slot, staging directory and warehouse",
-        )
+    check_tables(tables, prepared.system_id, prepared.database)
     confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
     if confirmed <= reached and not prepared.slot_created:
         return Verdict(resume_lsn=reached)
     at = "is new, and begins at" if prepared.slot_created else "is at"
     return Verdict(_lost_log(tables, f"the slot {at} {format_lsn(confirmed)}", now), resume_lsn=max(confirmed, reached))
+
+
+def check_tables(tables: FedTables, system_id: str, database: str | None) -> None:
+    """Raise StagingError if ``tables`` have the changes of another server or database. None for a database that is not known."""
+    if system_id != tables.system_id or database not in (None, tables.database):
+        this = "a database" if database is None else repr(database)
+        raise StagingError(
+            f"the tables in {tables.name} come from database {tables.database!r} of the server with system id {tables.system_id},"
+            f" and this is {this} of {system_id}",
+            hint="connect to their server; give another database its own slot, staging directory and warehouse",
+        )
 
 
 def _lost_log(tables: FedTables, slot: str, now: float) -> Gap:

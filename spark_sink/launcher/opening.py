@@ -15,7 +15,17 @@ from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
-from spark_sink.launcher.continuity import FedTables, Log, Verdict, gap_error, gone_back, judge, judge_lost_log, missing_slot
+from spark_sink.launcher.continuity import (
+    FedTables,
+    Log,
+    Verdict,
+    check_tables,
+    gap_error,
+    gone_back,
+    judge,
+    judge_lost_log,
+    missing_slot,
+)
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, divergence
 from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
@@ -159,9 +169,8 @@ class Opening:
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             if is_creating and config.on_gap == "resnapshot":
                 arguments.append("--replace-lost")
-            if log is not None:
-                for system_id in filter(None, (log.epochs[-1].system_id, config.accept_system_id)):
-                    arguments += ["--expect-system-id", system_id]
+            for system_id in self._expected(log):
+                arguments += ["--expect-system-id", system_id]
             with contextlib.ExitStack() as stack:
                 streamer = stack.enter_context(
                     Streamer(
@@ -179,9 +188,8 @@ class Opening:
                     stack.pop_all()
                     self._streamer = streamer
                     return found
-            if log is not None and found.other_system_id is not None:
-                last = log.epochs[-1]
-                check_source(config.staging, last, found.other_system_id, last.timeline, last.database, last.slot)
+            if found.other_system_id is not None:
+                self._refuse(log, found.other_system_id)
             if is_looking and (found.code == ExitCode.SLOT_NOT_EXIST or found.is_lost_slot):
                 missing = missing_slot(log, self._tables, config.slot, time.time())
                 assert missing is not None
@@ -195,6 +203,20 @@ class Opening:
             if not self._wait_before_restart(found, 0 if log is None else log.end_lsn):
                 return None
         return None
+
+    def _expected(self, log: Log | None) -> list[str]:
+        """Return the system ids that the server may have; none if any will do."""
+        if log is None:
+            return [] if self._tables is None else [self._tables.system_id]
+        return list(filter(None, (log.epochs[-1].system_id, self._config.accept_system_id)))
+
+    def _refuse(self, log: Log | None, system_id: str) -> None:
+        """Raise StagingError for a server that is none of the expected ones."""
+        if log is not None:
+            last = log.epochs[-1]
+            check_source(self._config.staging, last, system_id, last.timeline, last.database, last.slot)
+        elif self._tables is not None:
+            check_tables(self._tables, system_id, None)
 
     def _expects_other_server(self, log: Log) -> bool:
         return self._config.accept_system_id not in (None, log.epochs[-1].system_id)

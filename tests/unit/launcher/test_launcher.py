@@ -19,6 +19,7 @@ from cdcpipe.errors import (
     InitError,
     InvalidArgumentsError,
     LostSlotError,
+    OtherServerError,
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
@@ -30,6 +31,7 @@ from spark_sink.client import process
 from spark_sink.files.local import write_json
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import opening, sealer, streamer
+from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account, divergence, lock
@@ -292,6 +294,18 @@ def test_another_server_is_refused(fake: Callable[..., Fake]):
     with pytest.raises(StagingError, match="this server has system id 8"):
         made.run()
     assert len(made.starts) == 3  # nothing was streamed
+
+
+def test_nothing_is_made_on_another_server_than_that_of_the_tables(fake: Callable[..., Fake]):
+    """The staging directory is not there any more. A slot that nobody reads would keep WAL."""
+    other = {"exit": 2, "stderr": f"cdcpipe: error: {OtherServerError.BEGINNING}8\n"}
+    made = fake(WORK, [other])
+    launcher = Launcher(made.config(create_slot=True, on_gap="resnapshot"))
+    launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(1, 0x200))
+    with pytest.raises(StagingError, match="come from database 'db' of the server with system id 7, and this is a database of 8"):
+        launcher.start()
+    [start] = made.starts
+    assert start[start.index("--expect-system-id") + 1] == "7"
 
 
 @pytest.mark.parametrize(
