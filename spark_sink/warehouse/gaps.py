@@ -92,9 +92,14 @@ def open_gap(house: Warehouse) -> TablesGap | None:
 
 
 def record_healed(house: Warehouse, lsn: int) -> None:
-    """Record that every published table was copied at ``lsn`` or later, so that all gaps are healed."""
+    """Record that every published table was copied at ``lsn`` or later, so that the gaps up to there are healed.
+
+    A gap that has come during these copies is beyond ``lsn``, and stays open.
+    """
     with _WRITING:
-        _write(house, [each if each.healed_lsn is not None else replace(each, healed_lsn=lsn) for each in read(house)])
+        found = read(house)
+        healed = [each.healed_lsn is None and each.start.lsn <= lsn for each in found]
+        _write(house, [replace(each, healed_lsn=lsn) if is_now else each for each, is_now in zip(found, healed, strict=True)])
 
 
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:

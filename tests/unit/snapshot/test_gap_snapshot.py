@@ -51,3 +51,14 @@ def test_a_stop_ends_the_wait(server: Fake, snapshot: GapSnapshot, monkeypatch: 
     with pytest.raises(InterruptedError):
         snapshot.prepare(lambda: looks(server) >= 2)
     assert looks(server) == 2
+
+
+def test_a_gap_that_comes_during_the_copies_stays_open(snapshot: GapSnapshot) -> None:
+    """A micro-batch records it meanwhile. The copies are from before it."""
+    later = replace(EPOCH, number=3, start_lsn=0x900, gap=Gap(0x800, "the slot was moved", 3.0, 4.0))
+    gaps.record(snapshot.warehouse, [EPOCH, later])
+    assert not snapshot.is_needed([])
+    assert [each.healed_lsn for each in gaps.read(snapshot.warehouse)] == [0x500, None]
+    assert gaps.open_gap(snapshot.warehouse) == gaps.TablesGap(later.gap, later.start)
+    assert not GapSnapshot(snapshot.config, snapshot.warehouse).is_needed([])
+    assert gaps.open_gap(snapshot.warehouse) is None
