@@ -26,6 +26,7 @@ from cdcpipe.lsn import LSN
 from spark_sink.staging.log import Position, list_epochs, log_end
 from spark_sink.status.report import Tables
 from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -359,9 +360,8 @@ def _lacks_versions(house: Warehouse, row: dict[str, Any]) -> bool:
     known = None if table is None else stored_histories.facts(house, table)
     if table is None or known is None:
         return False
-    position, versions = house.source().position, house.versions(table)
-    assert position is not None
-    lsn = stored_histories.wanted_lsn(versions, Position.parse(row["changelog"]["position"]).lsn, position.lsn)
+    versions, reached = house.versions(table), reached_lsn(house, house.source())
+    lsn = stored_histories.wanted_lsn(versions, Position.parse(row["changelog"]["position"]).lsn, reached)
     return known.known_lsn(versions) < lsn
 
 
