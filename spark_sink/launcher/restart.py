@@ -131,6 +131,12 @@ _LOST_SLOT_HINT = (
     " next run copies them)"
 )
 
+_GONE_SLOT_HINT = (
+    "the log has everything up to {lsn}, and the changes after it went with the slot. Is this the right server, and the right name?"
+    " SELECT slot_name FROM pg_replication_slots lists those that exist. Otherwise start run once with -c --on-gap resnapshot: it"
+    " makes a new slot and copies all tables anew (after land, the next run copies them)"
+)
+
 
 def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
@@ -146,4 +152,6 @@ def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     error = error_of(failure)
     if failure.is_lost_slot:
         error.hint = f"{_LOST_SLOT_HINT}; or by hand: {failure.hint}"
+    elif failure.code == ExitCode.SLOT_NOT_EXIST and end_lsn:  # the streamer's hint is for a slot that never existed
+        error.hint = _GONE_SLOT_HINT.format(lsn=format_lsn(end_lsn))
     return error

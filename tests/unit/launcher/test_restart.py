@@ -95,6 +95,15 @@ def test_a_lost_slot_is_not_tried_again():
     assert (error.hint or "").endswith("drop the slot")
 
 
+def test_a_slot_that_is_gone_is_not_merely_to_be_created():
+    """If there is a log, `-c` alone reports a gap."""
+    gone = Failure(8, "replication slot 's' does not exist", "-c creates it")
+    hint = final_error(gone, 0x100).hint or ""
+    assert hint.startswith("the log has everything up to 0/100, ")
+    assert "-c --on-gap resnapshot" in hint
+    assert final_error(gone, 0).hint == "-c creates it"
+
+
 def test_the_jitter_is_between_half_and_all_of_the_delay():
     assert RestartPolicy(lambda: 0.0).delay(Failure(3, ""), 0, 0.0) == 0.1
 
