@@ -9,6 +9,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | the slot is beyond the account: dropped and made again, advanced, or read by another consumer | a gap |
 | a new timeline that branched off at the log's end or later | the log goes on, on the new timeline |
 | a new timeline that branched off before the log's end | a gap: the log has changes that the new primary never had |
+| a new timeline that branched off before the newest copy of a table, which may be beyond the log's end | a gap of the same kind |
 | the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
 | tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
@@ -25,7 +26,7 @@ manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import StagingError, left_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from spark_sink.client.prepare import Prepared
@@ -58,6 +59,8 @@ class FedTables:
     position: Position
     epoch_token: str = ""
     """The token of the position's epoch, if it is known."""
+    read_copied_lsn: Callable[[], int] = field(default=lambda: 0, compare=False)
+    """Reads the LSN of the newest copy of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Log:
     """The warehouse that is fed from this log, if there is one."""
     divergence: Gap | None = None
     """The gap that an earlier start has recorded (staging/divergence.py)."""
+    copied_lsn: int = 0
+    """The LSN of the newest copy of a table (`FedTables.read_copied_lsn`). Only a new timeline needs it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,9 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     """Return how ``log``, which has an epoch, goes on with the slot that ``prepared`` describes."""
     last = log.epochs[-1]
     confirmed = int(prepared.confirmed_flush_lsn)
-    resume_lsn = max(confirmed, log.end_lsn, 0 if log.tables is None else log.tables.position.lsn)
+    known_lsn = max(log.end_lsn, log.copied_lsn)
+    # Beyond the copy, because a copy from there on counts as one that was made after the gap.
+    resume_lsn = max(confirmed, log.end_lsn, log.copied_lsn + 1, 0 if log.tables is None else log.tables.position.lsn)
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id:
         return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id, is_new_epoch=True)
     if log.divergence is not None:
@@ -102,18 +109,19 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else _parted(last, prepared)
     if branch_lsn is not None:
         is_new_timeline = True
-        if branch_lsn < log.end_lsn:
+        if branch_lsn < known_lsn:
             is_same = prepared.timeline == last.timeline
             theirs = f"another server's timeline {last.timeline}" if is_same else f"timeline {last.timeline}"
+            has = f"the log has changes of {theirs} up to" if branch_lsn < log.end_lsn else f"a table was copied on {theirs} at"
             gap = Gap(
-                branch_lsn,
-                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but the log has changes of {theirs}"
-                f" up to {format_lsn(log.end_lsn)}: the server that was promoted or restored never had these",
+                min(branch_lsn, right_lsn),
+                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but {has}"
+                f" {format_lsn(known_lsn)}: the server that was promoted or restored never had these",
                 log.account.time,
                 now,
                 is_divergence=True,
             )
-            return Verdict(gap, branch_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+            return Verdict(gap, gap.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
         right_lsn = min(right_lsn, branch_lsn)
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
     if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):

@@ -255,7 +255,13 @@ class Opening:
             config.slot,
             is_accepted=config.accept_system_id == prepared.system_id,
         )
-        return judge(log, prepared, config.accept_system_id, time.time())
+        now = time.time()
+        verdict = judge(log, prepared, config.accept_system_id, now)
+        is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
+        if self._tables is None or not verdict.is_new_epoch or is_plain_gap:
+            return verdict
+        # On another timeline or server, copies count, too: one may be of transactions that never happened there.
+        return judge(replace(log, copied_lsn=self._tables.read_copied_lsn()), prepared, config.accept_system_id, now)
 
     def _judge_new(self, prepared: Prepared) -> Verdict:
         """Decide how a new log begins. Logs a warning if there are tables, whose log is then not there any more."""

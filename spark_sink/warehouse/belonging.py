@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.files.places import is_local, place, read_json, write_json
+from spark_sink.files.places import is_local, map_reads, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.staging.log import has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
@@ -60,7 +60,14 @@ def fed_tables(house: Warehouse) -> FedTables | None:
     source = house.source() if house.exists else None
     if source is None or source.position is None:
         return None
-    return FedTables(house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token)
+
+    def read_copied_lsn() -> int:
+        versions = map_reads(house.versions, house.tables(), house.root)
+        return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
+
+    return FedTables(
+        house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token, read_copied_lsn
+    )
 
 
 def keep_segments(house: Warehouse, staging: Path) -> None:

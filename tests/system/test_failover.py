@@ -14,6 +14,7 @@ from cdcpipe.errors import GapError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.timelines import parse_timeline_history
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.gap import LostChanges
@@ -145,3 +146,25 @@ def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
     assert gap.lost == LostChanges(1, {"public.t": 1}, end.lsn)
     status = run_spark_cli("status", "--staging", str(pair.config.staging)).stdout
     assert "never happened: 1 transaction up to" in status
+
+
+def test_a_copy_of_rows_that_the_new_primary_never_had_is_a_gap(pair: Pair) -> None:
+    """The log ends before the promotion, but a table was copied later: a copy does not wait for the standby."""
+    pair.land()
+    pair.execute("insert into t select generate_series(1, 10)")
+    pair.land()
+    pair.await_standby()
+    pair.standby.halt()
+    pair.execute("insert into t values (666)", "select pg_create_restore_point('more WAL')")
+    [(copied,)] = pair.execute("select pg_current_wal_lsn()::text")
+    pair.primary.halt()
+    pair.standby.resume()
+    pair.standby.promote()
+    end, epoch = log_end(pair.config.staging), list_epochs(pair.config.staging)[-1]
+    assert end is not None
+    launcher = Launcher(pair.config)
+    launcher.tables = FedTables("w", epoch.system_id, "postgres", None, end, read_copied_lsn=lambda: LSN.parse(copied))
+    with pytest.raises(GapError, match=f"branched off at .*, but a table was copied on timeline 1 at {copied}"), launcher:
+        launcher.wait()
+    pair.land()
+    assert pair.landed() == pair.rows(pair.standby)

@@ -120,6 +120,22 @@ def test_a_new_timeline_that_branches_off_before_the_logs_end_is_a_gap():
     assert "never had these" in verdict.gap.cause
 
 
+def test_a_new_timeline_that_branches_off_before_a_copy_is_a_gap():
+    """The log had nothing after 0/500 on timeline 1, but the copy may have rows that the new primary never had."""
+    log = replace(LOG, copied_lsn=0x700)
+    verdict = judged(log, timeline=2, timeline_history=((1, 0x680),), confirmed_flush_lsn=LSN(0x600))
+    assert verdict.gap is not None
+    # The tables are copied again when the WAL has passed the first copy. Otherwise that one would count as the later one.
+    assert (verdict.gap.after_lsn, verdict.account_lsn, verdict.resume_lsn) == (0x600, 0x600, 0x701)
+    assert verdict.gap.is_divergence
+    assert "a table was copied on timeline 1 at 0/700" in verdict.gap.cause
+    same = judged(log, timeline=2, timeline_history=((1, 0x700),), confirmed_flush_lsn=LSN(0x600))
+    assert same == Verdict(is_new_epoch=True)
+    other = judged(log, "8", system_id="8", confirmed_flush_lsn=LSN(0x300))
+    assert other.gap is not None
+    assert other.resume_lsn == 0x701
+
+
 def test_an_earlier_gap_does_not_matter():
     """The log had changes beyond the first branch, and goes on behind them on timeline 2. Now timeline 3 left that later."""
     gap = Gap(0x480, "diverged", 0.0, 0.0, is_divergence=True)

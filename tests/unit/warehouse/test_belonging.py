@@ -1,6 +1,7 @@
 """Slot, staging directory and warehouse that do not belong together are refused, and nothing is changed."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import write_json
+from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse import belonging
-from spark_sink.warehouse.belonging import check_belonging, keep_segments, record_staging
+from spark_sink.warehouse.belonging import check_belonging, fed_tables, keep_segments, record_staging
 from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
 from support.pgoutput_build import build
 from support.segments import Log, relation
 from support.small_pipeline import make_pipeline
@@ -196,3 +199,16 @@ def test_segments_are_kept_for_an_older_copy(made: Path, reader: str, removed: s
     expected = house.source().position if registered == "warehouse" else Position.parse(registered)
     assert read_readers(staging) == {"tables": expected}
     assert reader_place(staging, "tables") == house.name
+
+
+def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:
+    house = Warehouse.existing(made / "warehouse")
+    assert fed_tables(Warehouse(made / "new", "delta")) is None
+    tables = fed_tables(house)
+    assert tables is not None
+    assert (tables.name, tables.position) == (house.name, house.source().position)
+    assert tables.read_copied_lsn() == 0
+    for name, lsns in ("a", (100, 300)), ("b", (200, 250)):
+        copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
+        house.write_versions(Table("public", name), [*copies, version(400, 0, ID)])
+    assert tables.read_copied_lsn() == 300
