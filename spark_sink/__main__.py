@@ -121,12 +121,16 @@ def main() -> NoReturn:
     descriptors.fill_closed()
     logs.hook_exceptions("cdcpipe-spark")
     code = invoke()
+    # What is left in a buffer would fail again in Python's own flush at exit, with exit code 120.
     try:
         sys.stdout.flush()
     except (OSError, OutputError):
         code = code or ExitCode.SYSTEM_ERROR
-        # What is left in the buffer would fail again in Python's own flush at exit, with exit code 120.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lasts until the exit
+    try:
+        sys.stderr.flush()
+    except OSError:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.exit(code)
 
 

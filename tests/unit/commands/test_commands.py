@@ -71,7 +71,8 @@ def test_a_stderr_that_takes_nothing_only_hides_what_is_said(tmp_path: Path, clo
     """The command itself runs: it fails where it would fail anyway, here at the server."""
     away = ["-d", f"host={tmp_path} port=1", "-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging")]
     command = shlex.join([*SPARK_COMMAND, "land", *away, "--available-now"])
-    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, timeout=60)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], stdout=subprocess.PIPE, env=buffered, timeout=60)
     assert (done.returncode, done.stdout) == (2, b"")
 
 
