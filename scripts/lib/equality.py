@@ -74,7 +74,7 @@ def compare(
         for what, rows in (("replica", read_replica(spark, path, str(table))), ("replay", replay(house, table, changes))):
             for problem in _compare_rows(connection, relation, expected, _replica_rows(rows, relation)):
                 yield f"{table}: {what}: {problem}"
-        for problem in compare_history(spark, house, table, ledger.changes[name]):
+        for problem in compare_history(spark, house, table, ledger.changes.get(name, [])):
             yield f"{table}: history: {problem}"
     for result in verify(spark, path, ("-d", dsn), tables=with_key) if with_key else ():
         if not result.is_equal:

@@ -27,7 +27,7 @@ def test_tables_equal_their_sources_whatever_is_killed(spark: Any, tmp_path: Pat
     need("18")
     with postgres.Cluster("18", settings=SETTINGS) as cluster:
         kills = ("streamer", "server", "driver")
-        history = ("--history", "table", "--history-interval", "0.5")
+        history = ("--history", "table", "--history-interval", "3")
         played = Round(cluster, tmp_path, SEED, kills, moments=("tables",), work=20, before=20, tables=4, options=history)
         print(played.play(spark))
     # The comparison finds what is missing, and what is there once too often, in a table whose last change came with the stream.
