@@ -74,6 +74,21 @@ class Pair:
 
         until(is_ready, "a copy of the slot")
 
+    def leave_standby_behind(self) -> None:
+        """Land ten rows. Then the primary goes on with row 666, which the standby never gets."""
+        self.land()
+        self.execute("insert into t select generate_series(1, 10)")
+        self.land()
+        self.await_standby()
+        self.standby.halt()
+        self.execute("insert into t values (666)", "select pg_create_restore_point('more WAL')")
+
+    def fail_over(self) -> None:
+        """Stop the primary, and promote the standby, which was stopped."""
+        self.primary.halt()
+        self.standby.resume()
+        self.standby.promote()
+
     def landed(self) -> list[int]:
         tables, _ = replay(self.config.staging)
         return sorted(int(key) for key in tables.get("t", {}))
@@ -116,19 +131,12 @@ def test_the_log_goes_on_after_a_promotion_and_an_old_primary_is_refused(pair: P
 
 
 def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
-    pair.land()
-    pair.execute("insert into t select generate_series(1, 10)")
-    pair.land()
-    pair.await_standby()
-    pair.standby.halt()
-    pair.execute("insert into t values (666)", "select pg_create_restore_point('more WAL')")
+    pair.leave_standby_behind()
     pair.land()
     assert 666 in pair.landed()
     end = log_end(pair.config.staging)
     assert end is not None
-    pair.primary.halt()
-    pair.standby.resume()
-    pair.standby.promote()
+    pair.fail_over()
     execute(pair.standby, "insert into t values (11)")
     with pytest.raises(GapError, match=r"timeline 2 branched off at .* never had these") as caught:
         pair.land()
@@ -150,16 +158,9 @@ def test_changes_that_the_new_primary_never_had_are_a_gap(pair: Pair) -> None:
 
 def test_a_copy_of_rows_that_the_new_primary_never_had_is_a_gap(pair: Pair) -> None:
     """The log ends before the promotion, but a table was copied later: a copy does not wait for the standby."""
-    pair.land()
-    pair.execute("insert into t select generate_series(1, 10)")
-    pair.land()
-    pair.await_standby()
-    pair.standby.halt()
-    pair.execute("insert into t values (666)", "select pg_create_restore_point('more WAL')")
+    pair.leave_standby_behind()
     [(copied,)] = pair.execute("select pg_current_wal_lsn()::text")
-    pair.primary.halt()
-    pair.standby.resume()
-    pair.standby.promote()
+    pair.fail_over()
     end, epoch = log_end(pair.config.staging), list_epochs(pair.config.staging)[-1]
     assert end is not None
     launcher = Launcher(pair.config)
