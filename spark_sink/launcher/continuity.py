@@ -26,7 +26,7 @@ manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import StagingError, left_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from spark_sink.client.prepare import Prepared
@@ -59,8 +59,6 @@ class FedTables:
     position: Position
     epoch_token: str = ""
     """The token of the position's epoch, if it is known."""
-    read_copied_lsn: Callable[[], int] = field(default=lambda: 0, compare=False)
-    """Reads the LSN of the newest copy of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Log:
     divergence: Gap | None = None
     """The gap that an earlier start has recorded (staging/divergence.py)."""
     copied_lsn: int = 0
-    """The LSN of the newest copy of a table (`FedTables.read_copied_lsn`). Only a new timeline needs it."""
+    """The LSN of the newest copy of a table. Only a new timeline and another server need it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ from spark_sink.staging.readers import remove_consumed
 from spark_sink.staging.writer import StagingWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
@@ -103,6 +105,8 @@ class Launcher(Background):
         self.prepared: Prepared | None = None
         self.tables: FedTables | None = None
         """The tables that are fed from this log, if the owner knows them. A log that ends before them is an older copy."""
+        self.read_copied_lsn: Callable[[], int] = lambda: 0
+        """Reads the LSN of the newest copy of a table, if the owner knows the tables. New tables may be copied at any time."""
         self.seals = Histogram()
         """How long it took to make each segment durable."""
         self._progress = Progress()
@@ -177,6 +181,7 @@ class Launcher(Background):
                 self._stopping.wait,
                 self._tell,
                 tables=self.tables,
+                read_copied_lsn=self.read_copied_lsn,
             )
             stack.callback(opening.close)
             prepared = opening.open()

@@ -53,6 +53,7 @@ class Opening:
     - ``wait_before_restart`` gets a failure and the end of the log. It waits, and returns False if the launcher has to stop.
     - ``wait`` waits for a number of seconds, and returns True if the launcher has to stop.
     - ``tables`` are the tables that are fed from the log, if there are any.
+    - ``read_copied_lsn`` reads the LSN of the newest copy of one of them; 0 if there is none.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Opening:
         tell: Callable[[str], None],
         *,
         tables: FedTables | None,
+        read_copied_lsn: Callable[[], int],
     ) -> None:
         self._config = config
         self._writer = writer
@@ -71,6 +73,7 @@ class Opening:
         self._wait = wait
         self._tell = tell
         self._tables = tables
+        self._read_copied_lsn = read_copied_lsn
         self.position = Position(0, 0)
         """Where the last epoch begins."""
         self.gaps = 0
@@ -258,10 +261,10 @@ class Opening:
         now = time.time()
         verdict = judge(log, prepared, config.accept_system_id, now)
         is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
-        if self._tables is None or not verdict.is_new_epoch or is_plain_gap:
+        if not verdict.is_new_epoch or is_plain_gap:
             return verdict
         # On another timeline or server, copies count, too: one may be of transactions that never happened there.
-        return judge(replace(log, copied_lsn=self._tables.read_copied_lsn()), prepared, config.accept_system_id, now)
+        return judge(replace(log, copied_lsn=self._read_copied_lsn()), prepared, config.accept_system_id, now)
 
     def _judge_new(self, prepared: Prepared) -> Verdict:
         """Decide how a new log begins. Logs a warning if there are tables, whose log is then not there any more."""

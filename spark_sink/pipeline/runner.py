@@ -52,7 +52,7 @@ from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.belonging import check_belonging, fed_tables, keep_segments
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments
 from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_new
 
@@ -189,6 +189,7 @@ class Runner(Background):
         self._check_stopping()
         self._step = "starting the stream"
         self.launcher.tables = fed_tables(self._warehouse)
+        self.launcher.read_copied_lsn = lambda: copied_lsn(self._warehouse)
         keep_segments(self._warehouse, config.launcher.staging)
         stack.enter_context(self.launcher)
         self._check_stopping()

@@ -21,7 +21,7 @@ from spark_sink.warehouse.warehouse import READER, Source
 if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_belonging", "fed_tables", "keep_segments", "record_staging"]
+__all__ = ["check_belonging", "copied_lsn", "fed_tables", "keep_segments", "record_staging"]
 
 _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 """The folders of a warehouse: no place for a staging directory."""
@@ -60,14 +60,13 @@ def fed_tables(house: Warehouse) -> FedTables | None:
     source = house.source() if house.exists else None
     if source is None or source.position is None:
         return None
+    return FedTables(house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token)
 
-    def read_copied_lsn() -> int:
-        versions = map_reads(house.versions, house.tables(), house.root)
-        return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
 
-    return FedTables(
-        house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token, read_copied_lsn
-    )
+def copied_lsn(house: Warehouse) -> int:
+    """Return the LSN of the newest copy of a table; 0 if there is none. Reads the versions of all tables."""
+    versions = map_reads(house.versions, house.tables(), house.root)
+    return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
 
 
 def keep_segments(house: Warehouse, staging: Path) -> None:

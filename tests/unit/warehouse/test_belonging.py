@@ -14,7 +14,7 @@ from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse import belonging
-from spark_sink.warehouse.belonging import check_belonging, fed_tables, keep_segments, record_staging
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.pgoutput_build import build
@@ -207,8 +207,8 @@ def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:
     tables = fed_tables(house)
     assert tables is not None
     assert (tables.name, tables.position) == (house.name, house.source().position)
-    assert tables.read_copied_lsn() == 0
+    assert copied_lsn(house) == 0
     for name, lsns in ("a", (100, 300)), ("b", (200, 250)):
         copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
         house.write_versions(Table("public", name), [*copies, version(400, 0, ID)])
-    assert tables.read_copied_lsn() == 300
+    assert copied_lsn(house) == 300
