@@ -50,16 +50,17 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
 
 
 def _act(reader: int) -> None:
+    coming = select.poll()  # not `select`, which can't take a descriptor from 1,024 on
+    coming.register(reader, select.POLLIN)
     while True:
-        if _ending and not select.select([reader], [], [], _PATIENCE_S)[0]:
-            if _ending:
-                _ending.clear()
-                message = "still ending; another signal ends it at once"
-                logs.show(logs.line("warning", "cdcpipe-spark", message) if logs.is_json() else f"cdcpipe-spark: {message}")
-            continue
-        for number in os.read(reader, 64):
-            if number in _NUMBERS:
-                _action(number)
+        if coming.poll(_PATIENCE_S * 1000 if _is_ending.is_set() else None):
+            for number in os.read(reader, 64):
+                if number in _NUMBERS:
+                    _action(number)
+        elif _is_ending.is_set():
+            _is_ending.clear()
+            message = "still ending; another signal ends it at once"
+            logs.show(logs.line("warning", "cdcpipe-spark", message) if logs.is_json() else f"cdcpipe-spark: {message}")
 
 
 def _end_at_once(number: int) -> None:
@@ -78,8 +79,8 @@ def _end_at_once(number: int) -> None:
 
 
 _action: Callable[[int], None] = _end_at_once
-_ending: list[int] = []
-"""The signal that has asked the command to end, until the command has ended, or a line has said that it is still ending."""
+_is_ending = threading.Event()
+"""Set from the signal that asks the command to end, until the command has ended, or a line has said that it is still ending."""
 _restores: list[Callable[[], None]] = []
 """What to call before the process ends at once."""
 
@@ -116,7 +117,7 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
         if asked.number:
             _end_at_once(number)
         asked.number = number
-        _ending.append(number)
+        _is_ending.set()
         request_stop()
 
     before, _action = _action, act
@@ -124,7 +125,7 @@ def on_signals(request_stop: Callable[[], None]) -> Iterator[Asked]:
         yield asked
     finally:
         _action = before
-        _ending.clear()
+        _is_ending.clear()
 
 
 @contextmanager

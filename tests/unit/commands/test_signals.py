@@ -1,17 +1,24 @@
 """What signals do, in a process of its own: the second one ends the process at once, and leaves the terminal as it was."""
 
+import resource
 import subprocess
 import sys
+
+import pytest
 
 from support.paths import ROOT
 from support.waiting import DEADLINE_S
 
 PROGRAM = """
-import os, signal, sys, threading
+import os, resource, signal, sys, threading
 from spark_sink.commands import signals
 from spark_sink.commands.signals import listen, on_signals, restored_by
 
 signals._PATIENCE_S = float(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+for _ in range(int(sys.argv[3])):
+    os.dup(0)
 listen()
 asked = threading.Event()
 with restored_by(lambda: print("restored", flush=True)), on_signals(asked.set):
@@ -26,8 +33,8 @@ print("done")
 """
 
 
-def ended(times: str) -> tuple[int, str, str]:
-    argv = [sys.executable, "-c", PROGRAM, times, "60"]
+def ended(times: str, open_files: int = 0) -> tuple[int, str, str]:
+    argv = [sys.executable, "-c", PROGRAM, times, "60", str(open_files)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     return done.returncode, done.stdout, done.stderr
 
@@ -40,8 +47,14 @@ def test_the_second_signal_ends_at_once_and_restores_first() -> None:
     assert ended("twice") == (130, "restored\n", "cdcpipe-spark: ended by SIGINT before it was done\n")
 
 
+def test_a_process_with_many_open_files_takes_the_second_signal_too() -> None:
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1200:
+        pytest.skip("this machine has no descriptors beyond 1,024")
+    assert ended("twice", 1100) == (130, "restored\n", "cdcpipe-spark: ended by SIGINT before it was done\n")
+
+
 def test_a_command_that_takes_long_to_end_says_what_another_signal_does() -> None:
-    argv = [sys.executable, "-c", PROGRAM, "late", "0.01"]
+    argv = [sys.executable, "-c", PROGRAM, "late", "0.01", "0"]
     with subprocess.Popen(
         argv, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
