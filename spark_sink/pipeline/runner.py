@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Self
 from pyspark.sql import SparkSession
 
 from cdcpipe.threads import Background
+from cdcpipe.units import counted
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
@@ -123,6 +124,8 @@ class Runner(Background):
         self._plan = config.plan()
         self._keyless_named: list[str] = []
         self._gaps_healed = 0
+        self._gap_copy: Snapshot | None = None
+        """The copies that run after a gap; None if none do."""
         self.pipeline = None
         self._healer: Healer | None = None
         self._is_complete = False
@@ -162,13 +165,13 @@ class Runner(Background):
     @property
     def progress(self) -> RunProgress:
         """The present progress."""
-        pipeline = self.pipeline
+        pipeline, gap_copy = self.pipeline, self._gap_copy
         return RunProgress(
             self.launcher.progress,
             self._snapshot.progress if self._snapshot.is_needed else None,
             self._untouched if pipeline is None else pipeline.progress,
             self._lag(pipeline),
-            self._step,
+            self._step if gap_copy is None else _gap_step(gap_copy.progress),
         )
 
     # --- the runner's thread ---
@@ -320,12 +323,15 @@ class Runner(Background):
         assert self.launcher.prepared is not None
         if not snapshot.is_needed(self.launcher.prepared.tables):
             return
-        with healer.paused():
-            try:
+        self._gap_copy = snapshot
+        try:
+            with healer.paused():
                 snapshot.prepare(self._stopping.is_set)
-            except InterruptedError:
-                return
-            self._copy(spark, snapshot)
+                self._copy(spark, snapshot)
+        except InterruptedError:
+            _logger.info("stopped before the tables were copied after a gap; the next start copies them")
+        finally:
+            self._gap_copy = None
 
     def _make_pipeline(self, spark: SparkSession) -> Pipeline:
         config = self.config
@@ -452,6 +458,12 @@ def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkee
         keep_history_s=config.keep_history_s,
         clustering=config.cluster_replicas,
     )
+
+
+def _gap_step(copies: SnapshotProgress) -> str:
+    """Return in words how far the copies after a gap are."""
+    done = f": {copies.chunks_done} of {counted(copies.chunks, 'chunk')}" if copies.chunks else ""
+    return f"copying the tables after a gap{done}"
 
 
 def _has_received(launcher: LauncherProgress) -> bool:

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
+from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
 from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
@@ -215,3 +216,14 @@ def test_a_full_disk_lets_the_tables_take_the_log_first(
         made._follow(None, pipeline, None)
     assert pipeline.waits == (3 if is_waiting else 1)
     assert len(caplog.records) == is_waiting
+
+
+def test_the_progress_says_how_far_the_copies_after_a_gap_are(tmp_path: Path) -> None:
+    class Copy:
+        progress = SnapshotProgress(tables=2, chunks=12, chunks_done=3)
+
+    runner_ = Runner(RunConfig(launcher(tmp_path), str(tmp_path / "warehouse")))
+    runner_._gap_copy = cast("Snapshot", Copy())
+    assert runner_.progress.step == "copying the tables after a gap: 3 of 12 chunks"
+    Copy.progress = SnapshotProgress()  # the server still exports the snapshot
+    assert runner_.progress.step == "copying the tables after a gap"
