@@ -156,13 +156,13 @@ class RunConfig:
         return Warehouse(
             self.warehouse,
             self.format,
-            self.types,
-            self.readers,
-            self.widen,
-            self.masks,
-            self.deletes,
-            self.column_names,
-            self.history,
+            types=self.types,
+            readers=self.readers,
+            widen=self.widen,
+            masks=self.masks,
+            deletes=self.deletes,
+            column_names=self.column_names,
+            history=self.history,
         )
 
     def plan(self) -> Plan:

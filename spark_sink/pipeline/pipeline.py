@@ -143,7 +143,8 @@ class Pipeline:
         datasource.register(spark)
         self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
-        self.warehouse = Warehouse(warehouse, format, types, readers, widen, masks, deletes, column_names, history)
+        rules = {"deletes": deletes, "column_names": column_names, "history": history}
+        self.warehouse = Warehouse(warehouse, format, types=types, readers=readers, widen=widen, masks=masks, **rules)
         session.check_reach(spark, self.warehouse.root)
         local_root = self.warehouse.local_root(self.staging)
         self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")

@@ -164,6 +164,7 @@ class Warehouse:
         self,
         root: Path | str,
         format: str,  # noqa: A002 - Spark's own word for it
+        *,
         types: str = EXACT,
         readers: str = SPARK,
         widen: str | None = None,
@@ -231,9 +232,9 @@ class Warehouse:
         return cls(
             root,
             str(found.get("format")),
-            str(found.get("types", EXACT)),
-            str(found.get("readers", SPARK)),
-            YES if found.get("widens_columns", True) else APART,
+            types=str(found.get("types", EXACT)),
+            readers=str(found.get("readers", SPARK)),
+            widen=YES if found.get("widens_columns", True) else APART,
             deletes=str(found.get("deletes", HARD)),
             column_names=str(found.get("column_names", KEEP)),
             history=str(found.get("history", OFF)),

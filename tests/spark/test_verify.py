@@ -208,7 +208,7 @@ def test_native_types(pg18: postgres.Cluster, spark: Any, tmp_path: Path, caplog
             f"insert into n values {rows % ((100,) * len(numbers))}",
             "insert into keyed values (1.50, 1), ('NaN', 2)",
         )
-        house = Warehouse(tmp_path / "warehouse", "delta", "native")
+        house = Warehouse(tmp_path / "warehouse", "delta", types="native")
         made.run(house, publications=("native",))
         made.execute(
             f"insert into n values {rows % ((200,) * len(numbers))}",
