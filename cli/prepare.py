@@ -143,6 +143,7 @@ def _report(found: Preparation) -> dict[str, Any]:
         "timeline_history": [{"timeline": end.timeline, "end_lsn": str(end.end_lsn)} for end in found.timeline_history],
         "database": found.database,
         "wal_lsn": str(found.end_lsn),
+        "is_standby": slot.in_recovery,
         "slot": {
             "name": slot.name,
             "plugin": slot.plugin,

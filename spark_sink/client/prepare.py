@@ -83,6 +83,8 @@ class Prepared:
     tables: tuple[Mapping[str, Any], ...]
     slot_created: bool = False
     """Whether the slot did not exist, and was created by this call."""
+    is_standby: bool = False
+    """Whether the server is one. After a restart it replays WAL again, so its position goes back for a while."""
     timeline_history: tuple[tuple[int, int], ...] = ()
     """The earlier timelines of the server, in order: each with the LSN at which it was left."""
 
@@ -113,6 +115,7 @@ class Prepared:
                 confirmed_flush_lsn=LSN.parse(value["slot"]["confirmed_flush_lsn"]),
                 tables=tuple(value["tables"]),
                 slot_created=bool(value["slot"]["created"]),
+                is_standby=bool(value.get("is_standby", False)),
                 timeline_history=tuple(
                     (int(each["timeline"]), LSN.parse(each["end_lsn"])) for each in value.get("timeline_history", ())
                 ),

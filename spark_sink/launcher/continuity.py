@@ -12,6 +12,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | a new timeline that branched off before the newest copy of a table, which may be beyond the log's end | a gap of the same kind |
 | the same timeline, which began elsewhere: two standbys were promoted, and both called their timeline 2 | as a new timeline |
 | a server that has gone back behind the log's end (diverged.json) | a gap of the same kind |
+| a server that has gone back behind the newest copy of a table, but not behind the log's end | the same |
 | tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
 | the same, and `land` has gone on beyond them since: the log has another epoch with the number of theirs | a gap |
 | another system id | an error, unless the user accepts this id |
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cdcpipe.errors import GapError
+from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
@@ -44,7 +45,18 @@ if TYPE_CHECKING:
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Position
 
-__all__ = ["FedTables", "Log", "Verdict", "check_tables", "gap_error", "gone_back", "judge", "judge_lost_log", "missing_slot"]
+__all__ = [
+    "FedTables",
+    "Log",
+    "Verdict",
+    "check_tables",
+    "gap_error",
+    "gone_back",
+    "gone_back_behind_copy",
+    "judge",
+    "judge_lost_log",
+    "missing_slot",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ class Log:
     divergence: Gap | None = None
     """The gap that an earlier start has recorded (staging/divergence.py)."""
     copied_lsn: int = 0
-    """The LSN of the newest copy of a table. Only a new timeline and another server need it."""
+    """The LSN of the newest copy of a table. Only a server that has gone back, a new timeline and another server need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +262,19 @@ def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:
     """
     after_lsn = min(int(prepared.confirmed_flush_lsn), log.end_lsn)
     return Gap(after_lsn, cause, log.account.time, now, is_divergence=True)
+
+
+def gone_back_behind_copy(log: Log, prepared: Prepared, copied_lsn: int) -> str:
+    """Say that the server's WAL ends before ``copied_lsn``, a copy's position that was known before the server was asked.
+
+    Empty if it does not, or if something else tells. A log that ends beyond the copy is compared with the WAL by the streamer.
+    """
+    last = log.epochs[-1]
+    is_same = (prepared.system_id, prepared.timeline) == (last.system_id, last.timeline) and not prepared.is_standby
+    if log.divergence is not None or not is_same or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
+        return ""
+    ends, at = format_lsn(prepared.wal_lsn), format_lsn(copied_lsn)
+    return f"{RewoundServerError.BEGINNING}its WAL ends at {ends}, before {at}, where tables were copied"
 
 
 def missing_slot(log: Log | None, tables: FedTables | None, slot: str, now: float) -> Gap | None:

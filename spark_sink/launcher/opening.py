@@ -22,12 +22,13 @@ from spark_sink.launcher.continuity import (
     check_tables,
     gap_error,
     gone_back,
+    gone_back_behind_copy,
     judge,
     judge_lost_log,
     missing_slot,
 )
 from spark_sink.launcher.streamer import Streamer
-from spark_sink.staging import account, divergence
+from spark_sink.staging import account, copied, divergence
 from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
 from spark_sink.staging.writer import check_source
 
@@ -79,6 +80,8 @@ class Opening:
         self.gaps = 0
         """How many gaps were found and passed."""
         self._streamer: Streamer | None = None
+        self._copied_lsn = 0
+        """The newest copy that was recorded before the server was asked."""
 
     def take_streamer(self) -> Streamer:
         """Return the process that has prepared the slot last. The caller begins the stream, and ends the process."""
@@ -117,7 +120,12 @@ class Opening:
         """Record that the server has gone back behind the end of the log. The next `open` or `reopen` takes it as a gap."""
         log = self._log()
         assert log is not None
-        divergence.record(self._config.staging, self._counted(gone_back(log, prepared, cause, time.time())))
+        self._record_divergence(log, prepared, cause)
+
+    def _record_divergence(self, log: Log, prepared: Prepared, cause: str) -> Gap:
+        gap = self._counted(gone_back(log, prepared, cause, time.time()))
+        divergence.record(self._config.staging, gap)
+        return gap
 
     def _counted(self, gap: Gap) -> Gap:
         """Return a gap of changes that never happened with their number, if the log has some of them."""
@@ -165,6 +173,7 @@ class Opening:
         self.close()
         while not self._wait(0):
             log = self._log()
+            self._copied_lsn = copied.read(config.staging)  # a later one may be beyond what the server says of its WAL
             is_new = log is None and self._tables is None
             is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
             is_looking = is_creating and log is not None and log.divergence is None and self._expects_other_server(log)
@@ -258,13 +267,16 @@ class Opening:
             config.slot,
             is_accepted=config.accept_system_id == prepared.system_id,
         )
+        if cause := gone_back_behind_copy(log, prepared, self._copied_lsn):
+            log = replace(log, divergence=self._record_divergence(log, prepared, cause))
         now = time.time()
         verdict = judge(log, prepared, config.accept_system_id, now)
         is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
         if not verdict.is_new_epoch or is_plain_gap:
             return verdict
         # On another timeline or server, copies count, too: one may be of transactions that never happened there.
-        return judge(replace(log, copied_lsn=self._read_copied_lsn()), prepared, config.accept_system_id, now)
+        copied_lsn = max(copied.read(config.staging), self._read_copied_lsn())  # an older version has not recorded its copies
+        return judge(replace(log, copied_lsn=copied_lsn), prepared, config.accept_system_id, now)
 
     def _judge_new(self, prepared: Prepared) -> Verdict:
         """Decide how a new log begins. Logs a warning if there are tables, whose log is then not there any more."""

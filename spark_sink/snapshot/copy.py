@@ -34,6 +34,7 @@ from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.source import datasource
 from spark_sink.spark import session
+from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs
 from spark_sink.warehouse.lock import TableLock
@@ -260,6 +261,7 @@ class Snapshot:
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
         plan = self._plan(connection, export.name)
+        copied.record(self.config.staging, int(export.consistent_point))
         homes = Homes(self.warehouse)
         wanted = self._choose(plan, homes)
         copying = Copying(

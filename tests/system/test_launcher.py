@@ -30,7 +30,7 @@ from cdcpipe.retry import RetryPolicy
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import account
+from spark_sink.staging import account, copied
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.log import list_epochs, list_segments, log_end
 from support.cli_process import run_spark_cli
@@ -383,3 +383,42 @@ def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, t
             [gap] = [epoch.gap for epoch in list_epochs(tmp_path) if epoch.gap is not None]
             assert gap.lost == LostChanges(1, {"public.t": 5000}, end.lsn)
             assert gap.after_lsn < end.lsn
+
+
+def test_postgres_a_server_restored_from_a_copy_older_than_a_tables_copy(tmp_path: Path):
+    """Its WAL has the end of the log, but not the position at which a table was copied. `land` does not know the tables."""
+    staging = tmp_path / "staging"
+    with tempfile.TemporaryDirectory(prefix="cdcpipe-copy-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        with postgres.Cluster("18", Path(directory) / "server") as cluster:
+            copy = Path(directory) / "copy"
+            database = postgres.Database(cluster, "postgres")
+            config = config_for(database, staging, available_now=True)
+            with database.connect() as connection:
+                connection.execute("create table t (id int primary key)")
+                land(config)
+            cluster.stop()
+            subprocess.run(["cp", "-a", cluster.data, copy], check=True)
+            cluster.start()
+            with database.connect() as connection:
+                connection.execute("insert into t select generate_series(1, 5000)")
+                [(text,)] = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()
+                copied.record(staging, LSN.parse(text))
+            cluster.stop("immediate")
+            shutil.rmtree(cluster.data)
+            subprocess.run(["cp", "-a", copy, cluster.data], check=True)
+            cluster.start()
+            with database.connect() as connection:
+                with pytest.raises(GapError, match=f"gone back: its WAL ends at .*, before {text}, where tables were copied"):
+                    land(config)
+                connection.execute("insert into t select generate_series(6001, 14000)")
+                with pytest.raises(GapError, match=r"where tables were copied"):  # although its WAL has passed the copy
+                    land(config)
+                land(replace(config, on_gap="resnapshot"))
+                connection.execute("insert into t values (20000)")
+                land(config)
+            [gap] = [epoch.gap for epoch in list_epochs(staging) if epoch.gap is not None]
+            assert gap.is_divergence
+            # What `run` copies after the gap has a later position than the former copy.
+            assert all(epoch.start_lsn > LSN.parse(text) for epoch in list_epochs(staging) if epoch.gap is not None)
+            assert b"20000" in replay(staging)[0]["t"]

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
-from spark_sink.launcher.continuity import FedTables, Log, Verdict, gap_error, gone_back, judge, judge_lost_log, missing_slot
+from spark_sink.launcher.continuity import (
+    FedTables,
+    Log,
+    Verdict,
+    gap_error,
+    gone_back,
+    gone_back_behind_copy,
+    judge,
+    judge_lost_log,
+    missing_slot,
+)
 from spark_sink.staging.account import Account
 from spark_sink.staging.gap import Gap, LostChanges
 from spark_sink.staging.log import Epoch, Position, StagingError
@@ -306,3 +316,23 @@ def test_a_log_that_ends_before_they_parted_goes_on_in_a_new_epoch():
 def test_the_same_timeline_goes_on_also_where_nothing_says_where_it_began(recorded: int, history: Any):
     log = replace(SECOND, epochs=[EPOCH, replace(SECOND.epochs[1], timeline_began_lsn=recorded)])
     assert judged(log, timeline=2, timeline_history=history) == Verdict()
+
+
+def test_a_server_behind_a_copy_has_gone_back():
+    cause = gone_back_behind_copy(LOG, SERVER, 0x901)
+    assert cause == "the server has gone back: its WAL ends at 0/900, before 0/901, where tables were copied"
+    assert not gone_back_behind_copy(LOG, SERVER, 0x900)
+
+
+@pytest.mark.parametrize(
+    ("log", "server"),
+    [
+        (LOG, {"is_standby": True}),  # it replays WAL again after a restart
+        (LOG, {"timeline": 2}),  # `judge` compares the copy with the place where the timelines parted
+        (LOG, {"system_id": "8"}),
+        (replace(LOG, end_lsn=0xA00), {}),  # the stream waits until the WAL has passed this, or the streamer refuses the server
+        (replace(LOG, divergence=Gap(0x400, "gone back", 0.0, 0.0, is_divergence=True)), {}),
+    ],
+)
+def test_something_else_tells_of_the_copy(log: Log, server: dict[str, Any]):
+    assert not gone_back_behind_copy(log, replace(SERVER, **server), 0xA00)
