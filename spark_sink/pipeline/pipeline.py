@@ -360,7 +360,7 @@ class Pipeline:
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
         position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
-        settle(self.warehouse)
+        settle(self.warehouse, self.lock)
         fit.name_less_readable(self.warehouse)
         removed = removed_position(self.staging)
         reached = read_readers(self.staging).get(READER)

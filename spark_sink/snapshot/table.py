@@ -48,6 +48,7 @@ from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, purged_changes
+from spark_sink.warehouse.mask_settings import check_unchanged
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     with copying.lock.alone(copying.is_stopping):
         if warehouse.has_changelog(table):
             return None
+        check_unchanged(warehouse)
         landed_snapshots.record_start(warehouse, table, copying.position)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is left from an attempt that ended between the two renames.
@@ -160,6 +162,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     if not full:
         full = [write_truncate(places.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
+        check_unchanged(warehouse)
         purged_changes.check(warehouse, table, position.lsn - 1)  # the changes after the position must all be there
         landed_snapshots.record_start(warehouse, table, position)
         versions = warehouse.versions(table)

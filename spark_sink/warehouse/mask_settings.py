@@ -1,7 +1,9 @@
 """Notes in the warehouse which columns are masked since when, and what has data from before a change.
 
     check_new(house, tables)    # before a new mask is noted: refuses a wrong name of a column, warns of one that masks nothing
-    settle(house)               # before the first row is written: notes the masks in force, refuses what can't be changed
+    settle(house, lock)         # before the first row is written: notes the masks in force, refuses what can't be changed
+    check_unchanged(house)      # before a copy comes to the tables: its rows have the masks that are noted now
+    check_key(house)            # before hashes are compared: the key is that of the hashes in the tables
 
     _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends
 
@@ -11,28 +13,27 @@ A warehouse keeps its masks: a start without ``--mask`` uses those of the file, 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks
 from cdcpipe.publishing import ColumnPattern
-from spark_sink.files.local import NEWER
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, write_json
 from spark_sink.schema.types import original_name
+from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.wanted_copies import want
-from spark_sink.warehouse.warehouse import WarehouseError, masks_path
+from spark_sink.warehouse.warehouse import MASKS_VERSION, WarehouseError, masks_path, noted_masks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from spark_sink.schema.table import Table
+    from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_new", "settle"]
+__all__ = ["check_key", "check_new", "check_unchanged", "settle"]
 
 _logger = logging.getLogger(__name__)
-
-_VERSION: Final = 1
 
 
 def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
@@ -40,7 +41,7 @@ def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
 
     Raises InvalidArgumentsError for a column that its table does not have. If it were noted, a start without it would fail, too.
     """
-    noted = (read_json(masks_path(house.root)) or {}).get("masks", {})
+    noted = noted_masks(house.root).get("masks", {})
     new = {pattern: kind for pattern, kind in house.masks.as_kinds.items() if pattern not in noted}
     if not new:
         return
@@ -52,45 +53,74 @@ def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
             _logger.warning("--mask %s masks no column of a published table", pattern)
 
 
-def settle(house: Warehouse) -> None:
-    """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
-
-    Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
-    not be found any more. Raises InvalidArgumentsError if the key is needed and not there.
-    """
-    path, masks = masks_path(house.root), house.masks
-    found: dict[str, Any] = read_json(path) or {}
-    if found and found.get("version") != _VERSION:
-        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {_VERSION}", hint=NEWER)
-    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
-    if None not in (key, found.get("key")) and key != found.get("key"):
+def check_key(house: Warehouse) -> None:
+    """Raise WarehouseError if the key of hashes is not that of the tables, InvalidArgumentsError if it is needed and not there."""
+    key, known = house.masks.fingerprint, noted_masks(house.root).get("key")
+    if None not in (key, known) and key != known:
         raise WarehouseError(
             f"{KEY_VARIABLE} is not the key with which {house.name} has hashed its columns",
             hint="set the former key: with another one the same value has another hash; or begin another warehouse",
         )
-    if before == now:
-        return
+
+
+def check_unchanged(house: Warehouse) -> None:
+    """Raise WarehouseError if a start of `run` has noted other masks than those of ``house``. The caller holds the tables' lock."""
+    if noted_masks(house.root).get("masks", {}) != house.masks.as_kinds:
+        raise WarehouseError(
+            f"the masks of {house.name} were changed while rows were copied with the former ones",
+            hint="start again: the copy then has the new masks",
+        )
+
+
+def settle(house: Warehouse, lock: TableLock) -> None:
+    """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
+
+    Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks.
+
+    Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
+    not be found any more. Raises InvalidArgumentsError if the key is needed and not there.
+    """
+    check_key(house)
+    found = noted_masks(house.root)
+    if dict(found.get("masks", {})) != house.masks.as_kinds:
+        with lock.alone():
+            _change(house, found)
+
+
+def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
+    path, masks = masks_path(house.root), house.masks
+    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
     changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
     called = {table: _names_of(house, table) for table in house.tables()}
     tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
     for table in tables:
-        _check_key(house, table, called[table], Masks.of(before))
+        _check_key_columns(house, table, called[table], Masks.of(before))
     position = house.source().position
-    since_lsn = 0 if position is None else position.lsn
-    for table in tables:
-        want(house, table, since_lsn, "the masks of its columns have changed")
+    lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
+    for table, lsn in lsns.items():
+        want(house, table, lsn + 1, "the masks of its columns have changed")  # a copy at ``lsn`` has the former masks, too
     make_directory(path.parent)
     past = {"until": None if position is None else str(position), "masks": before}
     changes = [*found.get("changes", []), *([past] if tables else [])]
-    write_json(path, {"version": _VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
+    write_json(path, {"version": MASKS_VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
     if tables:
         _logger.warning(
             "the masks have changed. Changes up to %s have the old masks, in the changelogs of %s; the replicas get the new ones"
             " when the tables are copied anew (run --heal). cdcpipe-spark purge removes the older changes; earlier versions of the"
             " tables' files go with --vacuum-retention. _cdcpipe/masks.json notes this",
-            format_lsn(since_lsn),
+            format_lsn(max(lsns.values())),
             ", ".join(map(str, tables)),
         )
+
+
+def _masked_lsn(house: Warehouse, table: Table, lsn: int) -> int:
+    """Return up to where the table may have rows with the masks that are noted now. ``lsn`` is the warehouse's position.
+
+    It may be beyond that: because of a copy of the table, or a micro-batch that was killed.
+    """
+    copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
+    copies += [position.lsn for each, position in landed_snapshots.unfinished(house) if each == table]
+    return max(lsn, house.format.lsn(house.changelog(table)) or 0, *copies)
 
 
 def _names_of(house: Warehouse, table: Table) -> set[tuple[str, str]]:
@@ -99,7 +129,7 @@ def _names_of(house: Warehouse, table: Table) -> set[tuple[str, str]]:
     return {(table.schema, table.name), (now.schema, now.name)}
 
 
-def _check_key(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:
+def _check_key_columns(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:
     """Raise WarehouseError if the mask of a key's column changes."""
     versions = house.versions(table)
     key = [original_name(name) for name in versions[-1].key] if versions else []

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["Source", "Warehouse", "WarehouseError", "encode_name", "masks_path"]
+__all__ = ["MASKS_VERSION", "Source", "Warehouse", "WarehouseError", "encode_name", "masks_path", "noted_masks"]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
@@ -78,6 +78,9 @@ _LAYOUT_VERSION = 1
 An older program works with every warehouse of a version that it knows, and ignores what it does not know. So a new choice of a run
 that an older program would undo or misread needs another version. Only warehouses with that choice get it.
 """
+
+MASKS_VERSION: Final = 1
+"""The version of masks.json."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
@@ -132,6 +135,15 @@ class Source:
 def masks_path(root: Path) -> Path:
     """Return the path of the file with the masks (warehouse/mask_settings.py)."""
     return root / "_cdcpipe/masks.json"
+
+
+def noted_masks(root: Path) -> dict[str, Any]:
+    """Return the contents of the file with the masks, or nothing. Raises WarehouseError if its version is another one."""
+    path = masks_path(root)
+    found: dict[str, Any] = read_json(path) or {}
+    if found and found.get("version") != MASKS_VERSION:
+        raise WarehouseError(f"{path} has version {found.get('version')!r}; this program knows {MASKS_VERSION}", hint=NEWER)
+    return found
 
 
 def encode_name(table: Table) -> str:
@@ -204,8 +216,7 @@ class Warehouse:
     @cached_property
     def masks(self) -> Masks:
         """The masked columns: as the warehouse has noted, and as the arguments of this object change that."""
-        found = read_json(masks_path(self.root)) or {}
-        return Masks.of({**found.get("masks", {}), **self._new_masks})
+        return Masks.of({**noted_masks(self.root).get("masks", {}), **self._new_masks})
 
     def typed(self, relation: Relation) -> Relation:
         """Return a table's description with the types that its columns have in this warehouse."""

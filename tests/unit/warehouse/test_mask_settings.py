@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table, Version
-from spark_sink.warehouse import wanted_copies
-from spark_sink.warehouse.mask_settings import check_new, settle
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import landed_snapshots, mask_settings, wanted_copies
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.mask_settings import check_key, check_new, check_unchanged
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
 
 KEY = "0123456789abcdef"
@@ -28,6 +31,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 def house(root: Path, **masks: str) -> Warehouse:
     """Return a warehouse with these masks of the columns of public.person, as a start with ``--mask`` makes it."""
     return Warehouse(root, "delta", masks={f"public.person.{column}": kind for column, kind in masks.items()})
+
+
+def settle(made: Warehouse) -> None:
+    mask_settings.settle(made, TableLock(made.root))
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ def test_a_new_warehouse_notes_its_masks(tmp_path: Path, caplog: pytest.LogCaptu
 def test_masks_that_change(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     settle(house(root, phone="redact"))
     waiting = wanted_copies.waiting(house(root))
-    assert [(str(each.table), each.reasons[0].since_lsn) for each in waiting] == [("public.person", 0x100)]
+    assert [(str(each.table), each.reasons[0].since_lsn) for each in waiting] == [("public.person", 0x101)]
     assert "Changes up to 0/100 have the old masks, in the changelogs of public.person" in caplog.text
     caplog.clear()
     settle(house(root, phone="redact"))
@@ -111,3 +118,44 @@ def test_a_table_that_was_renamed(root: Path) -> None:
     assert [str(each.table.schema) + "." + each.table.name for each in wanted_copies.waiting(made)] == ["public.person"]
     with pytest.raises(WarehouseError, match="email can't be changed"):
         settle(Warehouse(root, "delta", masks={"public.people.email": "hash"}))
+
+
+def test_rows_that_are_ahead_of_the_warehouse_are_copied_anew(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy beyond the position of the warehouse, or before there is one, has the former masks, and does not settle the reason."""
+    made = house(root)
+    first = made.versions(PERSON)[0]
+    made.write_versions(PERSON, [first, replace(first, end_lsn=0x200, snapshot=((1, "email"),))])
+    settle(house(root, phone="redact"))
+    assert [each.reasons[0].since_lsn for each in wanted_copies.waiting(made)] == [0x201]
+    assert "Changes up to 0/200 have the old masks" in caplog.text
+
+    (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(IDENTITY))  # in the middle of the first copy
+    landed_snapshots.record_start(made, PERSON, Position(1, 0x300))
+    settle(house(root, phone="null"))
+    landed_snapshots.record_end(made, PERSON)
+    assert [each.reasons[0].since_lsn for each in wanted_copies.waiting(made)] == [0x301]
+
+
+def test_a_copy_whose_masks_are_not_those_of_now(root: Path) -> None:
+    copying = house(root)
+    check_unchanged(copying)
+    settle(house(root, phone="redact"))
+    with pytest.raises(WarehouseError, match="were changed while rows were copied"):
+        check_unchanged(copying)
+    check_unchanged(house(root))
+
+
+def test_hashes_are_not_compared_with_another_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(house(root, phone="hash"))
+    check_key(Warehouse.existing(root))
+    monkeypatch.setenv(KEY_VARIABLE, KEY + "!")
+    with pytest.raises(WarehouseError, match="is not the key"):
+        check_key(Warehouse.existing(root))
+
+
+def test_masks_that_a_newer_version_has_noted(root: Path) -> None:
+    settle(house(root, phone="redact"))
+    path = masks_path(root)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(WarehouseError, match=r"masks\.json has version 2; this program knows 1"):
+        Warehouse.existing(root).masks  # noqa: B018 - every user of the masks reads them here
