@@ -72,6 +72,13 @@ _OF_REFUSAL = [
         ("local user with ID", "name the database's user (-U, PGUSER): the user id of this process has no name that could be it"),
         ("role .*does not exist", "check the user's name (-U, PGUSER)"),
         ("WAL sender|replication role", NO_REPLICATION),
+        (
+            "could not (?:access file|load library)|incompatible library",
+            (
+                "the server can't load a library for this session: install it, or take it out of session_preload_libraries or"
+                " local_preload_libraries (ALTER ROLE name RESET …, ALTER DATABASE name RESET …, ALTER SYSTEM RESET …)"
+            ),
+        ),
         ("pg_hba", HINTS[sqlstate.INVALID_AUTHORIZATION]),
         ("the database system is", HINTS[sqlstate.CANNOT_CONNECT_NOW]),
     )

@@ -88,6 +88,10 @@ REFUSALS = [
     ("permission denied to start WAL sender", "ALTER ROLE name REPLICATION"),
     ('no pg_hba.conf entry for host "[local]", user "u", database "d", no encryption', "pg_hba.conf"),
     ("the database system is starting up", "starting up"),
+    ('could not access file "nolib": No such file or directory', "session_preload_libraries"),
+    ('could not access file "$libdir/plugins/nolib": No such file or directory', "local_preload_libraries"),
+    ('could not load library "/lib/x.so": /lib/x.so: undefined symbol: y', "session_preload_libraries"),
+    ('incompatible library "/lib/x.so": version mismatch', "session_preload_libraries"),
 ]
 
 
