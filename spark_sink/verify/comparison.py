@@ -45,6 +45,7 @@ from spark_sink.verify.unknown_tables import unknown_tables
 from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
 from spark_sink.warehouse import dropped_tables, purged_changes
 from spark_sink.warehouse.gaps import is_copied_since
+from spark_sink.warehouse.mask_settings import check_key
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def verify(
     chosen = [house.find(name) for name in dict.fromkeys(tables)] or house.tables()
     place = staging_directory(None if staging is None else Path(staging), house)
     check_log(house.source(), place)
+    check_key(house)
     versions = {table: house.versions(table) for table in chosen}
     keyless = [table for table in chosen if not (versions[table] and versions[table][-1].key)]
     if keyless and tables:

@@ -178,6 +178,8 @@ def test_masked_columns(
     monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY + "!")
     with pytest.raises(WarehouseError, match="is not the key"):
         hidden.run()
+    with pytest.raises(WarehouseError, match="is not the key"):  # and not "DIFFERENT"
+        verify(spark, hidden.warehouse, ("-d", database.dsn), timeout_s=300)
     monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY)
     with pytest.raises(WarehouseError, match=r"the mask of public\.person\.email can't be changed"):
         hidden.run(masks={"public.person.email": "off"})
