@@ -427,7 +427,8 @@ def check_source(
         raise OtherSourceError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
     if epoch.database != database or epoch.slot != slot:
         msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-        raise OtherSourceError(msg, hint=_OTHER_HINT)
+        renamed = f". A database that was renamed goes on under its former name only: ALTER DATABASE … RENAME TO {epoch.database}"
+        raise OtherSourceError(msg, hint=_OTHER_HINT + ("" if epoch.database == database else renamed))
 
 
 _OTHER_HINT = (
