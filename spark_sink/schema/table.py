@@ -9,7 +9,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN, format_lsn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "AFTER_ALL",
@@ -27,6 +27,7 @@ __all__ = [
     "gone_columns",
     "gone_from",
     "has_key",
+    "mergeable_lsn",
     "versions_from_json",
 ]
 
@@ -213,3 +214,12 @@ def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
 def has_key(versions: Iterable[Version]) -> bool:
     """Tell whether a table with these versions has, or had, a key. Only such a table has a replica."""
     return any(version.key for version in versions)
+
+
+def mergeable_lsn(versions: Sequence[Version], lsn: int) -> int:
+    """Return up to where a replica can have the changes of a changelog that is at ``lsn``: not beyond the loss of its key."""
+    for index in range(len(versions), 0, -1):
+        if versions[index - 1].key:
+            lost = versions[index:]
+            return min(lsn, lost[0].end_lsn - 1) if lost else lsn
+    return 0

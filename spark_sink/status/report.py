@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
 from spark_sink.files.places import map_reads
-from spark_sink.schema.table import MESSAGES, has_key
+from spark_sink.schema.table import MESSAGES, has_key, mergeable_lsn
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
@@ -165,7 +165,9 @@ class Tables:
             changelog, own = (Position.parse(row[each]["position"]) if row[each] else None for each in ("changelog", kind))
             if own is None and changelog is not None and changelog.lsn:
                 own = self._beginning(row["table"])
-            if lowest is not None and changelog is not None and own is not None and own.lsn < min(changelog.lsn, lowest.lsn):
+            versions = self._versions.get(row["table"], [])
+            wanted_lsn = 0 if changelog is None else mergeable_lsn(versions, changelog.lsn)
+            if lowest is not None and own is not None and own.lsn < min(wanted_lsn, lowest.lsn):
                 lowest = Position(lowest.epoch, own.lsn)
         return lowest
 

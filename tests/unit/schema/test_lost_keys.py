@@ -1,0 +1,42 @@
+"""A table that has lost its key: its replica stops there, and is not behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spark_sink.schema.table import Version, mergeable_lsn
+from spark_sink.status.report import Tables
+from spark_sink.warehouse.warehouse import Warehouse
+
+KEYLESS, KEYED = Version(0x50, 0, 7, (), (), ()), Version(0x60, 0, 7, ("id",), ("id",), ())
+LOST = Version(0x80, 0, 7, (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("versions", "lsn", "wanted"),
+    [
+        ([KEYED], 0x100, 0x100),
+        ([KEYLESS, KEYED], 0x100, 0x100),
+        ([KEYED, LOST], 0x100, 0x7F),
+        ([KEYED, LOST, Version(0x90, 0, 7, (), (), ())], 0x100, 0x7F),
+        ([KEYED, LOST, Version(0x90, 0, 7, ("id",), ("id",), ())], 0x100, 0x100),
+        ([KEYED, LOST], 0x70, 0x70),
+        ([KEYLESS], 0x100, 0),
+    ],
+)
+def test_how_far_a_replica_can_get(versions: list[Version], lsn: int, wanted: int) -> None:
+    assert mergeable_lsn(versions, lsn) == wanted
+
+
+@pytest.mark.parametrize(("reached", "rung"), [("1:0/7F", "1:0/100"), ("1:0/70", "1:0/70")])
+def test_the_ladder_does_not_wait_for_a_lost_key(tmp_path: Path, reached: str, rung: str) -> None:
+    (tmp_path / "_cdcpipe").mkdir()
+    identity = {"version": 1, "format": "delta", "system_id": "1", "database": "d", "slot": "s", "position": "1:0/100"}
+    (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(identity))
+    tables = Tables(Warehouse.existing(tmp_path))
+    tables._versions = {"public.t": [KEYED, LOST]}
+    row = {"table": "public.t", "changelog": {"position": "1:0/F0"}, "replica": {"position": reached}}
+    assert [(name, str(position)) for name, position in tables.rungs([row])] == [("changelog", "1:0/100"), ("replica", rung)]
