@@ -18,8 +18,9 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.publishing import NewPublication
 from cdcpipe.sql import quote_literal
 from spark_sink.replica.current import read_replica
+from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.verify.comparison import TableResult, verify
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.typed_values import TYPES
 
 pytestmark = pytest.mark.spark
@@ -213,4 +214,24 @@ def test_masked_columns(
     with pytest.raises(CdcpipeError, match=r"public\.people was public\.person, and --mask names its"):
         hidden.run()
     assert hidden.files_with(b"canary-people", hidden.warehouse) == []
+    hidden.connection.close()
+
+
+def test_rows_that_a_copy_has_brought_get_a_later_mask(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    """A copy may be later than the tables' position. Then it is no copy with the masks of the next start."""
+    hidden = Hidden(spark, database, tmp_path)
+    hidden.execute("create table person (id int primary key, ssn text)", "insert into person values (1, 'canary')")
+    hidden.run()
+    hidden.execute("update person set ssn = 'canary-new'")
+    copy = TableSnapshot(hidden.config.launcher, Warehouse.existing(hidden.warehouse), ["public.person"])
+    try:
+        copy.prepare(lambda: False)
+        copy.start(spark, hidden.staging)
+        copy.wait()
+    finally:
+        copy.stop()
+    assert hidden.rows("person") == [{"id": 1, "ssn": "canary-new"}]
+    hidden.run(masks={"public.person.ssn": "null"})
+    hidden.run()
+    assert hidden.rows("person") == [{"id": 1, "ssn": None}]
     hidden.connection.close()

@@ -21,7 +21,9 @@ from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import TablePlan
 from spark_sink.snapshot.table import Copying, copy_table
+from spark_sink.staging import copied as copied_record
 from spark_sink.staging.log import list_epochs
+from spark_sink.warehouse.belonging import copied_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.snapshots import InitialCopy
 from support.typed_values import NEWER_TYPES, TYPES
@@ -211,6 +213,12 @@ def test_only_what_is_published_is_copied(copied: InitialCopy) -> None:
     tables = {table.name for table in warehouse.tables()}
     assert {"rooted", "leaves_1", "leaves_2"} <= tables
     assert not {"rooted_1", "rooted_2", "leaves"} & tables
+
+
+def test_the_log_knows_the_position_of_the_copies(copied: InitialCopy) -> None:
+    """Otherwise `land` would not notice a server that was restored to before them (launcher/continuity.py)."""
+    houses = (delta_warehouse(copied), Warehouse(copied.root / "parquet", "parquet"))
+    assert copied_record.read(copied.config().staging) == max(map(copied_lsn, houses)) > 0
 
 
 def test_tables_without_a_key_have_a_changelog_alone(copied: InitialCopy) -> None:
