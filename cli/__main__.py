@@ -1,6 +1,6 @@
 """The entry point of ``cdcpipe``, also of ``python -m cli``.
 
-^C ends the command without a traceback also while it imports its modules. `cli.main` handles all later signals.
+^C ends the command without a traceback also while it imports its modules. `cli.invoke` handles all later signals.
 """
 
 import signal
@@ -11,7 +11,7 @@ def main() -> NoReturn:
     """Import the command line, and run it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a shell's background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from cli.main import main as run
+    from cli.invoke import main as run
 
     run()
 

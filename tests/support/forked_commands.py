@@ -17,10 +17,10 @@ from support.paths import ROOT
 
 _PROGRAM = """
 import gc, json, os, sys
-import cli.main, spark_sink.__main__
+import cli.invoke, spark_sink.__main__
 import spark_sink.commands.land, spark_sink.commands.run, spark_sink.commands.status  # else each fork imports them
 
-cli.main.cdcpipe.load()
+cli.invoke.cdcpipe.load()
 
 gc.freeze()
 for line in sys.stdin:
@@ -31,7 +31,7 @@ for line in sys.stdin:
             os.dup2(os.open(path, os.O_RDWR), fd)
         sys.argv = [request["module"], *request["arguments"]]
         try:
-            {"cli": cli.main, "spark_sink": spark_sink.__main__}[request["module"]].main()
+            {"cli": cli.invoke, "spark_sink": spark_sink.__main__}[request["module"]].main()
         except SystemExit as ex:
             sys.stdout.flush()
             sys.stderr.flush()

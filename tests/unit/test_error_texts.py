@@ -10,7 +10,7 @@ from traceback import format_exception
 
 import pytest
 
-import cli.main
+import cli.invoke
 import spark_sink.__main__
 from cdcpipe import logs
 from cdcpipe.error_texts import SETTING, TaskError, shown, stack_of, unexpected, without_values
@@ -98,7 +98,7 @@ def test_both_commands_print_no_value(
     monkeypatch.setenv(SETTING, texts)
     logs.use(form)
     for complain, verbose in [
-        (cli.main._unexpected, lambda: logs.to_stderr(logging.DEBUG, "%(message)s")),
+        (cli.invoke._unexpected, lambda: logs.to_stderr(logging.DEBUG, "%(message)s")),
         (spark_sink.__main__._unexpected, lambda: log_to_stderr(verbose=True)),
     ]:
         verbose()

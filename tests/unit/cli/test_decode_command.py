@@ -52,7 +52,7 @@ def test_memory_does_not_grow_with_the_capture(tmp_path: Path) -> None:
         file.write(capture(*PLAIN))
         for _ in range(20_000_000 // len(one)):
             file.write(one)
-    script = "import resource, sys; from cli.main import invoke; assert invoke(sys.argv[1:]) == 0;"
+    script = "import resource, sys; from cli.invoke import invoke; assert invoke(sys.argv[1:]) == 0;"
     script += " sys.stderr.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))"
     peaks = []
     for name in (DATA / "pg18" / "v1.cdc", path):

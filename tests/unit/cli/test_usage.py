@@ -130,7 +130,7 @@ def test_mistakes_in_rendering_a_capture_show_before_a_connection_is_tried(comma
     assert (code, "no option 'topic.prefx'" in err) == (1, True), err
 
 
-@pytest.mark.parametrize(("entry", "imported"), [("cli.__main__", "cli.main"), ("spark_sink.console", "spark_sink.__main__")])
+@pytest.mark.parametrize(("entry", "imported"), [("cli.__main__", "cli.invoke"), ("spark_sink.console", "spark_sink.__main__")])
 def test_an_interrupt_during_the_imports_is_no_traceback(entry: str, imported: str) -> None:
     program = f"""
 import importlib, os, signal, sys

@@ -15,7 +15,7 @@ def run(program: str) -> str:
 
 
 def test_a_stream_imports_nothing_else_of_psycopg() -> None:
-    assert run("import sys, cli.main; print('psycopg.pq' in sys.modules, 'psycopg.connection' in sys.modules)") == "True False\n"
+    assert run("import sys, cli.invoke; print('psycopg.pq' in sys.modules, 'psycopg.connection' in sys.modules)") == "True False\n"
 
 
 @pytest.mark.parametrize(

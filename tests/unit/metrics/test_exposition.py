@@ -101,7 +101,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_the_programs_need_no_prometheus_without_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = import_without({"prometheus_client"}, "cli.main, spark_sink.commands.land, spark_sink.commands.run")
+    done = import_without({"prometheus_client"}, "cli.invoke, spark_sink.commands.land, spark_sink.commands.run")
     assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidArgumentsError, match="needs prometheus-client"), serving(Address("127.0.0.1", 1), list):
