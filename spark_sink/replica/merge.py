@@ -172,17 +172,37 @@ def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: Da
 def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
     """Finish the snapshots that a killed process left unfinished.
 
-    If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept.
+    If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept: the table
+    must not count as copied.
     """
     for table, position in landed_snapshots.unfinished(warehouse):
         if not warehouse.has_changelog(table):
             warehouse.forget(table)
-        elif warehouse.format.keeps_replicas:
-            # The snapshot of an empty table is a TRUNCATE. No transaction ends at the LSN of a snapshot.
-            is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
-            if not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty():
+        elif _has_rows_of(spark, warehouse, table, position):
+            if warehouse.format.keeps_replicas:
                 remake(spark, warehouse, table, position)
+        elif landed_snapshots.adds_rows(warehouse, table):
+            _take_back(warehouse, table, position)
         landed_snapshots.record_end(warehouse, table)
+
+
+def _has_rows_of(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> bool:
+    """Tell whether the changelog has the rows of the snapshot with this position."""
+    # The snapshot of an empty table is a TRUNCATE. No transaction ends at the LSN of a snapshot.
+    is_its = F.col("_cdc_op").isin("snapshot", "truncate") & (F.col("_cdc_end_lsn") == position.lsn)
+    return not changelogs_of(spark, warehouse).read(table).where(is_its).isEmpty()
+
+
+def _take_back(warehouse: Warehouse, table: Table, position: Position) -> None:
+    """Remove the version of a snapshot whose rows did not come to the changelog."""
+    versions = warehouse.versions(table)
+    kept = [version for version in versions if not (version.snapshot and version.place == (position.lsn, 0))]
+    if len(kept) == len(versions):
+        return  # the process was killed before it wrote the version
+    warehouse.write_versions(table, kept)
+    _logger.warning("a copy of %s was killed before its rows were in the changelog: nothing of it is kept", table)
+    if any(version.place > (position.lsn, 0) for version in kept):  # the fills of the next one were those for the copy's rows
+        want_copy(warehouse, table, position.lsn, "a copy of its rows was killed")
 
 
 def finish_merges(warehouse: Warehouse) -> None:

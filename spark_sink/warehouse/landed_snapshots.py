@@ -14,14 +14,22 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["record_end", "record_start", "unfinished"]
+__all__ = ["adds_rows", "record_end", "record_start", "unfinished"]
 
 
-def record_start(house: Warehouse, table: Table, position: Position) -> None:
-    """Record the start of landing a table's snapshot. Call this before any of its rows are in the tables."""
+def record_start(house: Warehouse, table: Table, position: Position, *, adds_rows: bool = False) -> None:
+    """Record the start of landing a table's snapshot. Call this before any of its rows are in the tables.
+
+    With ``adds_rows`` the changelog exists, and gets at least one row with the snapshot's LSN: of an empty table a TRUNCATE.
+    """
     path = _path(house, table)
     make_directory(path.parent)
-    write_json(path, {**table.to_json(), "position": str(position)})
+    write_json(path, {**table.to_json(), "position": str(position), "adds_rows": adds_rows})
+
+
+def adds_rows(house: Warehouse, table: Table) -> bool:
+    """Tell whether the table's unfinished snapshot adds rows to a changelog that existed before."""
+    return bool((read_json(_path(house, table)) or {}).get("adds_rows", False))
 
 
 def record_end(house: Warehouse, table: Table) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
@@ -21,7 +22,7 @@ from spark_sink.launcher.launcher import Launcher
 from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 from support.cli_process import run_spark_cli
 from support.seeds import SEED
 from support.snapshots import TableCopies
@@ -138,6 +139,62 @@ def test_a_replica_is_its_table_whatever_was_known_of_it(
             delta_path.rename(tmp_path / f"{table}.away")
         road.run()
         assert_all_equal(road)
+    road.connection.close()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_copy_that_ended_before_its_rows_were_there_is_none(
+    database: postgres.Database, spark: Any, tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the table would count as copied, and nothing would ever copy it."""
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.format = table_format
+    road.execute(
+        "create table t (id int primary key, v text); insert into t values (1, 'a'), (2, 'b')",
+        "create table bare (id int primary key)",
+        "create publication everything for table t, bare",
+    )
+    road.land()
+    road.execute("update t set v = 'c' where id = 1")
+    road.run()
+    table, bare, house = Table("public", "t"), Table("public", "bare"), road.house
+    versions = house.versions(table)
+
+    def fail() -> None:
+        patched.setattr(type(changelogs_of(spark, house)), "add_snapshot", raise_interrupted)
+
+    def go_on_and_fail() -> None:
+        road.execute("alter table t add n int default 7", "update t set v = 'd' where id = 1")
+        road.run()
+        fail()
+
+    for while_held, reasons in ((fail, {"before"}), (go_on_and_fail, {"before", "a copy of its rows was killed"})):
+        ((now,),) = road.query("select pg_current_wal_insert_lsn()::text")
+        wanted_copies.want(house, table, LSN.parse(now), "before")
+        with monkeypatch.context() as patched, pytest.raises(Exception, match="unexpected RuntimeError in line"):
+            road.snapshot("t", while_held=while_held)
+        [(unfinished, position)] = landed_snapshots.unfinished(house)
+        assert unfinished == table
+        merge.finish_snapshots(spark, house)
+        assert not landed_snapshots.unfinished(house)
+        [waiting] = wanted_copies.waiting(house)
+        assert {reason.text for reason in waiting.reasons} == reasons
+        assert not any(version.snapshot for version in house.versions(table))
+        assert not gaps.is_copied_since(house, table, position.lsn)
+    assert house.versions(table)[: len(versions)] == versions
+
+    # The first copy of an empty table is whole without a row.
+    with monkeypatch.context() as patched, pytest.raises(Exception, match="unexpected RuntimeError in line"):
+        patched.setattr(landed_snapshots, "record_end", raise_interrupted)
+        road.snapshot("bare")
+    merge.finish_snapshots(spark, house)
+    assert gaps.is_copied_since(house, bare, 1)
+
+    road.snapshot("t")
+    road.run()
+    road.assert_equal("t", "id", "v", "n")
+    road.assert_once("t")
+    assert not wanted_copies.waiting(house)
     road.connection.close()
 
 
