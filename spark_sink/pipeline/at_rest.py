@@ -24,7 +24,7 @@ from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
 from spark_sink.upkeep import recorded_times
-from spark_sink.warehouse import gaps, landed_snapshots, stored_histories, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, stored_histories, unchecked_merges, wanted_copies
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import READER
 
@@ -66,7 +66,9 @@ class Rest:
         """
         config, house = self._config, self._warehouse
         gaps.record(house, list_epochs(config.launcher.staging))
-        if self.position() is None or gaps.open_gap(house) is not None or landed_snapshots.unfinished(house):
+        if self.position() is None or gaps.open_gap(house) is not None:
+            return False
+        if landed_snapshots.unfinished(house) or unchecked_merges.unchecked(house):  # what a killed process has left
             return False
         if recorded_times.is_due(
             house,

@@ -18,7 +18,7 @@ from spark_sink.delta import log as delta_log
 from spark_sink.pipeline.at_rest import Rest
 from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.schema.table import Table
-from spark_sink.warehouse import landed_snapshots, wanted_copies
+from spark_sink.warehouse import landed_snapshots, unchecked_merges, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
@@ -102,6 +102,10 @@ def test_only_what_there_is_to_do_needs_spark(shop: Shop, monkeypatch: pytest.Mo
     landed_snapshots.record_start(shop.house, FRUIT, position)
     assert not shop.is_at_rest()
     landed_snapshots.record_end(shop.house, FRUIT)
+    assert shop.is_at_rest()
+    unchecked_merges.record_start(shop.house, FRUIT, position.lsn)
+    assert not shop.is_at_rest()
+    unchecked_merges.record_check(shop.house, FRUIT)
     assert shop.is_at_rest()
     wanted_copies.want(shop.house, FRUIT, position.lsn, "a test")
     assert not shop.is_at_rest()
