@@ -12,6 +12,7 @@ The follower stores no state. Each replica records its own position, and at the 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from spark_sink.replica import merge
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.comments import commented_tables
+from spark_sink.warehouse.purged_changes import PurgedError
+from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["MERGES", "Follower", "is_out_of_date"]
+
+_logger = logging.getLogger(__name__)
 
 _THREADS = 4
 """How many replicas are merged at the same time. A small merge spends most of its time waiting for a task."""
@@ -86,6 +91,8 @@ class Follower:
         self._wanted: dict[Table, int] = {}
         self._reached: dict[Table, int] = {}
         """The LSN that each table's changelog has, and the one that its replica has."""
+        self._refused: dict[Table, int] = {}
+        """The replicas that stay as they are until their tables are copied, and the LSNs that they should have."""
         self._written: set[Path] = set()
         self._comments: dict[Table, Comments] = {}
         self._uncommented: set[Table] = set()
@@ -128,7 +135,10 @@ class Follower:
     def copied(self, tables: Iterable[Table]) -> None:
         """Take note that these tables were copied anew: they may have lost their comments."""
         with self._lock:
-            self._uncommented.update(tables)
+            for table in tables:
+                self._uncommented.add(table)
+                if (lsn := self._refused.pop(table, None)) is not None:
+                    self._reached[table] = lsn
 
     def record_commit(self, path: Path) -> None:
         """Record that a Delta table has a new commit, so that its log may need a checkpoint."""
@@ -172,6 +182,9 @@ class Follower:
         try:
             with self._merges.timed():
                 self._bring_with(spark, table, position)
+        except PurgedError as ex:
+            self._refuse(table, position, ex)
+            return
         finally:
             self._sessions.put(spark)
         with self._lock:
@@ -179,6 +192,15 @@ class Follower:
         self.record_commit(self._warehouse.replica(table))
         if self._names is not None:
             self._names.register([table])
+
+    def _refuse(self, table: Table, position: Position, ex: PurgedError) -> None:
+        """Let the table be copied. One table must not stop all."""
+        with self._lock:
+            is_known = table in self._refused
+            self._refused[table] = position.lsn
+        if not is_known:
+            _logger.warning("the replica of %s stays as it is until the table is copied: %s", table, ex.message)
+        want_copy(self._warehouse, table, position.lsn, "its replica needs changes that were purged")
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
         MERGES.call(lambda: merge.bring(spark, self._warehouse, table, position), Exception, where=is_out_of_date)

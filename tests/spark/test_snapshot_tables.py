@@ -184,9 +184,10 @@ def test_a_copy_that_ended_before_its_rows_were_there_is_none(
     assert house.versions(table)[: len(versions)] == versions
 
     # The first copy of an empty table is whole without a row.
-    with monkeypatch.context() as patched, pytest.raises(Exception, match="unexpected RuntimeError in line"):
+    with monkeypatch.context() as patched:
         patched.setattr(landed_snapshots, "record_end", raise_interrupted)
-        road.snapshot("bare")
+        with pytest.raises(Exception, match="unexpected RuntimeError in line"):
+            road.snapshot("bare")
     merge.finish_snapshots(spark, house)
     assert gaps.is_copied_since(house, bare, 1)
 
