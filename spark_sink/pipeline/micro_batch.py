@@ -387,12 +387,11 @@ class MicroBatch:
         files = [each.file for each in written]
         if append.drops:
             files.append(write_drops(state.files, append.drops))
+            last = append.drops[-1]  # recorded before the commit: after it, nothing would come back here
+            dropped_tables.record(self._tables.warehouse, table, self._dropped(last)[table], Position(last.epoch, last.end_lsn))
         count = append.count + len(append.drops)
         self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)
         state.changelog = ChangelogState(state.files.schema, end.lsn)
-        if append.drops:
-            last = append.drops[-1]
-            dropped_tables.record(self._tables.warehouse, table, self._dropped(last)[table], Position(last.epoch, last.end_lsn))
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:

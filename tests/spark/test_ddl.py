@@ -19,6 +19,7 @@ from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import DDL, Table
 from spark_sink.status.report import Tables
 from spark_sink.verify.comparison import verify
+from spark_sink.warehouse import dropped_tables
 from spark_sink.warehouse.warehouse import Warehouse
 from support.captured_road import CapturedRoad
 from support.snapshots import TableCopies
@@ -288,3 +289,21 @@ def test_comments_are_comments(road: CapturedRoad) -> None:
     road.run()
     assert comments(road, tables[1]) == (None, {"id": "the key", "c": "c"})
     road.assert_equal("t", "id", "b", "c")
+
+
+def test_a_drop_is_known_whenever_the_run_ends(road: CapturedRoad, monkeypatch: pytest.MonkeyPatch) -> None:
+    road.execute("create table t (id int primary key)")
+    road.land()
+    road.install()
+    road.execute("insert into t values (1)", "drop table t")
+
+    def fail(*_: Any) -> None:
+        msg = "the disk is full"
+        raise OSError(msg)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dropped_tables, "record", fail)
+        with pytest.raises(Exception, match="the disk is full"):
+            road.run()
+    road.run()
+    assert [row["dropped"] is not None for row in Tables(road.house).describe() if row["table"] == "public.t"] == [True]
