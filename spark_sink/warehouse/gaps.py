@@ -111,7 +111,8 @@ def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
 
 def check_known(house: Warehouse, table: Table, lsn: int) -> None:
     """Raise InvalidArgumentsError if the table's rows at ``lsn`` are not known, because of a gap."""
-    copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
+    unfinished = {position.lsn for each, position in landed_snapshots.unfinished(house) if each == table}
+    copies = [version.end_lsn for version in house.versions(table) if version.snapshot and version.end_lsn not in unfinished]
     for each in read(house):
         if each.gap.after_lsn < lsn and not any(each.start.lsn <= copy <= lsn for copy in copies):
             later = min((copy for copy in copies if copy >= each.start.lsn), default=None)

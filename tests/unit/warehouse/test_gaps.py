@@ -1,0 +1,32 @@
+"""The gaps of a warehouse's tables: which rows are known."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.schema.table import Table
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import gaps, landed_snapshots
+from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
+
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+FRUIT = Table("public", "fruit")
+
+
+def test_after_a_gap_rows_are_known_since_a_copy_that_is_complete(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=Gap(100, "the slot was gone", 0.0, 0.0))])
+    house.write_versions(FRUIT, [version(1, 0, ID), replace(version(250, 0, ID), snapshot=((1, "id"),))])
+    landed_snapshots.record_start(house, FRUIT, Position(2, 250), adds_rows=True)  # its rows may not be in the changelog yet
+    gaps.check_known(house, FRUIT, 100)
+    with pytest.raises(InvalidArgumentsError, match=r"the rows of public\.fruit at 0/12C are not known"):
+        gaps.check_known(house, FRUIT, 300)
+    landed_snapshots.record_end(house, FRUIT)
+    gaps.check_known(house, FRUIT, 300)
+    with pytest.raises(InvalidArgumentsError, match="they are known again since its copy at 0/FA"):
+        gaps.check_known(house, FRUIT, 249)
