@@ -8,14 +8,15 @@ is of today. If its key can't be the key of these changes, the previous key is k
 **Earlier rows.** PostgreSQL rewrites no rows for RENAME COLUMN and ADD COLUMN … DEFAULT, and the stream does not contain these
 commands, unless they are captured. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed
 column. For an added column, the catalog has the value of earlier rows. If this is not certain, a warning names the table and the
-columns, and the table is recorded as one that needs a copy (warehouse/wanted_copies.py).
+columns, and the table is recorded as one that needs a copy (warehouse/wanted_copies.py). If a rename brings a column into the
+pattern of a mask, its earlier values are NULL, and the table needs a copy.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import StructField
@@ -26,7 +27,7 @@ from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import Fill, Table, gone_columns
-from spark_sink.schema.types import assign_columns, holds, original_name, spark_type
+from spark_sink.schema.types import assign_columns, holds, original_name, plain_name, spark_type
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -45,15 +46,19 @@ __all__ = ["TableVersions", "fills_between", "insert_snapshot"]
 
 _logger = logging.getLogger(__name__)
 
+_Former: TypeAlias = tuple[int | None, str, str]
+"""A column of earlier rows: its number in PostgreSQL, None if it is not certain; its name there; and its name in the changelog."""
+
 _AGAIN = "a column may have been dropped, and another one added with its name"
 
 
 def insert_snapshot(
-    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, warehouse: Warehouse
+    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, warehouse: Warehouse, table: Table
 ) -> list[Version]:
     """Return the versions with the version of a snapshot inserted. The stream may be past the snapshot already.
 
-    The next version's fills are computed again: they then apply to the snapshot's rows.
+    The next version's fills are computed again: they then apply to the snapshot's rows. If these rows have values that are masked
+    from the next version on, ``table`` needs another copy.
     """
     found = _insert(versions, snapshot)
     following = found.index(snapshot) + 1
@@ -62,6 +67,8 @@ def insert_snapshot(
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
             fills, _ = _fills_after_snapshot(snapshot, version, columns)
+            then = warehouse.names().name(table, snapshot.place)
+            fills = _hide(warehouse, table, version, columns, fills, then, _columns_of(snapshot))
             found[following] = replace(found[following], fills=fills)
     return found
 
@@ -194,7 +201,8 @@ class TableVersions:
             fills, unknown = _fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
             self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
-            return fills
+            then = self.names.name(table, known[-1].place)
+            return _hide(self._warehouse, table, here, columns, fills, then, _columns_of(known[-1]))
         if step is None:
             # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
@@ -227,7 +235,9 @@ class TableVersions:
         ):
             _logger.warning("table %s was altered, and %s", table, _AGAIN)
             want_copy(self._warehouse, table, place[0], _AGAIN)
-        return fills
+        numbers = [None] * len(earlier) if previous.facts is None else [fact.number for fact in previous.facts]
+        former = [(number, name, field.name) for number, (name, field) in zip(numbers, earlier.items(), strict=True)]
+        return _hide(self._warehouse, table, version, columns, fills, before_name, former)
 
     def _name(self, table: Table, place: Place, names: Sequence[str]) -> None:
         """Name the new columns for which the stream does not have the values of earlier rows: the table needs a copy."""
@@ -333,6 +343,55 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
         elif fill is not None and (fill.source is not None or fill.value is not None or field.name in known.values()):
             fills.append(fill)
     return tuple(fills), unknown
+
+
+def _columns_of(snapshot: Version) -> list[_Former]:
+    """Return the columns of a snapshot's rows. Snapshots of older versions of cdcpipe do not have PostgreSQL's names."""
+    names = {number: name for number, name, *_ in snapshot.described}
+    return [(number, names.get(number, plain_name(column)), column) for number, column in snapshot.snapshot]
+
+
+def _hide(
+    warehouse: Warehouse,
+    table: Table,
+    version: SchemaVersion,
+    columns: StructType,
+    fills: tuple[Fill, ...],
+    then: Table,
+    former: Sequence[_Former],
+) -> tuple[Fill, ...]:
+    """Return the fills with NULL for earlier values that a mask hides since ``version``: a rename brought them into its pattern.
+
+    The earlier rows have the columns ``former``, of the table that was called ``then``. Their values are as the server has sent
+    them, or have another mask. The table needs a copy: it brings the masked values. The former column is NULL, too: it may stay in
+    the tables, and a copy does not have the deleted rows.
+    """
+    masks, relation = warehouse.masks, version.relation
+    if not masks.rules:
+        return fills
+    fields = _fields(version, columns)
+    kinds = masks.kinds(relation.namespace, relation.name, fields)
+    kinds_then = masks.kinds(then.schema, then.name, [name for _, name, _ in former])
+    is_certain = version.facts is not None and all(number is not None for number, *_ in former)
+    known = {number if is_certain else name: (name, column) for number, name, column in former}
+    ids = [fact.number for fact in version.facts] if is_certain and version.facts is not None else [*fields]
+    hidden: dict[str, str] = {}
+    for name, each in zip(fields, ids, strict=True):
+        if name in kinds and each in known and kinds_then.get(known[each][0]) != kinds[name]:
+            hidden[name] = known[each][1]
+    if not hidden:
+        return fills
+    _logger.warning(
+        "table %s: since a rename, a mask applies to %s. Earlier rows lack it: in the replica they have NULL there until the "
+        "table is copied, by run --heal, or cdcpipe-spark snapshot --table %s",
+        table,
+        ", ".join(hidden),
+        table,
+    )
+    want_copy(warehouse, table, version.end_lsn, f"since a rename, a mask applies to {', '.join(hidden)}")
+    others = {field.name for name, field in fields.items() if name not in hidden}
+    emptied = sorted({*(fields[name].name for name in hidden), *hidden.values()} - others)
+    return (*(fill for fill in fills if fill.column not in emptied), *map(Fill, emptied))
 
 
 def _since_snapshot(

@@ -82,6 +82,7 @@ __all__ = [
     "json_fields",
     "merge_columns",
     "original_name",
+    "plain_name",
     "replica_schema",
     "spark_type",
     "split_schema",
@@ -174,7 +175,7 @@ def _native(column: Column) -> Column:
 
 _ESCAPED_PREFIX: Final = METADATA_PREFIX + "column_"
 _VERSIONED: Final = re.compile(
-    r".*__(array_)?(boolean|smallint|int|bigint|float|double|decimal_\d+_\d+|string|binary|date|timestamp|timestamp_ntz)",
+    r"(.*)__(?:array_)?(?:boolean|smallint|int|bigint|float|double|decimal_\d+_\d+|string|binary|date|timestamp|timestamp_ntz)",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -192,6 +193,12 @@ _UNFIT: Final = re.compile(r"[ ,;{}()\n\t=.]")
 def original_name(name: str) -> str:
     """Return the name of a column in PostgreSQL. ``name`` must not be a versioned name."""
     return unquote(name.removeprefix(_ESCAPED_PREFIX)) if name.startswith(_ESCAPED_PREFIX) else name
+
+
+def plain_name(name: str) -> str:
+    """Return the name in PostgreSQL of a changelog's column. ``name`` may be a versioned name."""
+    versioned = _VERSIONED.fullmatch(name)
+    return original_name(name if versioned is None else versioned[1])
 
 
 def column_names(relation: Relation) -> list[str]:

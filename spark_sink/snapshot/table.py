@@ -168,7 +168,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         versions = warehouse.versions(table)
         history = SchemaHistory(spark, warehouse, PublishedTables(None))
         version = _version(copying, plan, columns, versions)
-        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse))
+        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse, table))
         changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)
         if warehouse.format.keeps_replicas:
             merge.remake(spark, warehouse, table, position)

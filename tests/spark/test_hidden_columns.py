@@ -53,6 +53,11 @@ class Hidden:
     def rows(self, name: str) -> list[dict[str, Any]]:
         return [row.asDict() for row in read_replica(self.spark, self.warehouse, f"public.{name}").collect()]
 
+    def stored(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows in the replica's directory of the table that had this name at first, with all their columns."""
+        rows = self.spark.read.format("delta").load(str(self.warehouse / f"replica/public.{name}"))
+        return [row.asDict() for row in rows.orderBy("id").collect()]
+
     def files_with(self, text: bytes, *roots: Path) -> list[str]:
         return [str(path) for root in roots for path in root.rglob("*") if path.is_file() and text in path.read_bytes()]
 
@@ -234,4 +239,46 @@ def test_rows_that_a_copy_has_brought_get_a_later_mask(spark: Any, database: pos
     hidden.run(masks={"public.person.ssn": "null"})
     hidden.run()
     assert hidden.rows("person") == [{"id": 1, "ssn": None}]
+    hidden.connection.close()
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_rename_into_the_pattern_of_a_mask(
+    spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, captures: bool
+) -> None:
+    """The rows from before have no value under the masked name, until the table is copied."""
+    hidden = Hidden(spark, database, tmp_path, new_publication=NewPublication.of())
+    if captures:
+        hidden.execute(script.install("cdcpipe", script.Settings()))
+    hidden.execute(
+        "create schema secret",
+        "create table person (id int primary key, pw text, note text)",
+        "create table card (id int primary key, pin int, owner text)",
+        "insert into person select i, 'canary', 'x' from generate_series(1, 3) i",
+        "insert into card select i, 4711, 'canary' from generate_series(1, 3) i",
+    )
+    masks = {"*.*.password": "null", "secret.*.pin": "redact", "secret.*.owner": "redact"}
+    hidden.run(masks=masks, deletes="soft", heal="off")
+    hidden.execute(
+        "delete from person where id = 3",
+        "alter table person rename pw to password",
+        "update person set note = 'y', password = 'canary-new' where id = 1",
+    )
+    if captures:
+        hidden.execute("alter table card set schema secret", "insert into secret.card values (4, 12, 'canary')")
+    hidden.run(deletes="soft", heal="off")
+    assert "since a rename, a mask applies to password" in caplog.text
+    names = ["person", "card"] if captures else ["person"]
+    shown = {name: hidden.stored(name) for name in names}
+    assert {name: len(rows) for name, rows in shown.items()} == {name: 3 if name == "person" else 4 for name in names}
+    assert "canary" not in str(shown)
+    assert "4711" not in str(shown)
+    hidden.run(deletes="soft")
+    hidden.run(deletes="soft")
+    shown = {name: hidden.stored(name) for name in names}
+    assert "canary" not in str(shown)
+    assert "4711" not in str(shown)
+    assert [row["note"] for row in shown["person"]] == ["y", "x", "x"]
+    if captures:
+        assert {(row["pin__string"], row["owner"]) for row in shown["card"]} == {("***", "***")}
     hidden.connection.close()

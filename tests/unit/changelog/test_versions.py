@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from cdcpipe.masks import KEY_VARIABLE
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
@@ -18,6 +20,8 @@ from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import CODE, ID, NONE, catalog, table, version
+
+TABLE = Table("public", "t")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str
     snapshot = replace(version(20, 0, ID), snapshot=tuple(zip(numbers, names, strict=True)))
     later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog(after), None))
     known = [version(10, 0, ID), replace(version(30, 2, ID), fills=(Fill("b", "x"),))]
-    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, Warehouse(tmp_path, "delta"))
+    found = insert_snapshot(known, snapshot, cast("SchemaHistory", History(later)), columns, Warehouse(tmp_path, "delta"), TABLE)
     assert [each.place for each in found] == [(10, 0), (20, 0), (30, 2)]
     assert found[1:] == [snapshot, replace(known[1], fills=tuple(fills))]
     assert Version.from_json(snapshot.to_json()) == snapshot
@@ -122,6 +126,89 @@ def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str
     assert [each.why for each in waiting(warehouse)] == [
         f"the stream does not have the values of earlier rows in {name}" for name in unknown
     ]
+
+
+class Stepped(History):
+    """The history of a table with a version before the present one."""
+
+    def __init__(self, before: SchemaVersion, version: SchemaVersion) -> None:
+        super().__init__(version)
+        self._before = before
+
+    def step(self, _use: Use) -> Any:
+        return self._before, self._version
+
+    def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "schema", "masks", "fills"),
+    [
+        ("id=1 pw:25=2", "id=1 password:25=2", "public", {"*.*.password": "null"}, [Fill("password"), Fill("pw")]),
+        (
+            "id=1 pw:25=2",
+            "id=1 password:25=2",
+            "public",
+            {"*.*.p*": "hash", "*.*.password": "null"},
+            [Fill("password"), Fill("pw")],
+        ),
+        ("id=1 pw:25=2", "id=1 password:25=2", "public", {"*.*.p*": "null"}, [Fill("password", "pw")]),
+        ("id=1 pw:25=2", "id=1 password:25=2", "public", {"*.*.id": "hash"}, [Fill("password", "pw")]),
+        # Another column has the name now.
+        (
+            "id=1 pw:25=2",
+            "id=1 password:25=2 pw:25=3'x",
+            "public",
+            {"*.*.password": "null"},
+            [Fill("pw", None, "x"), Fill("password")],
+        ),
+        # A number stays in its own column, which is of no use any more.
+        ("id=1 pin=2", "id=1 pin=2", "secret", {"secret.*.pin": "redact"}, [Fill("pin"), Fill("pin__string")]),
+        ("id=1 pw:25=2", "id=1 pw:25=2", "secret", {"secret.*.pw": "redact"}, [Fill("pw")]),
+        ("id=1 pw:25=2", "id=1 pw:25=2", "secret", {"*.*.pw": "redact"}, []),
+    ],
+)
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_earlier_values_that_a_mask_hides_since_a_rename(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    after: str,
+    schema: str,
+    masks: dict[str, str],
+    fills: list[Fill],
+    *,
+    is_copied: bool,
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef")
+    warehouse = Warehouse(tmp_path, "delta", masks=masks)
+    warehouse.open(EPOCH)
+    relations = [table(before), replace(table(after), namespace=schema)]
+    columns = merge_columns(None, map(warehouse.typed, relations))
+    earlier, later = (
+        SchemaVersion(lsn, 0, each, numbered(each, catalog(text), None))
+        for lsn, each, text in zip((10, 30), relations, (before, after), strict=True)
+    )
+    known = version(10, 0, ID)
+    if is_copied:
+        fields = assign_columns(columns, warehouse.typed(relations[0]))
+        numbers = [fact.number for fact in earlier.facts or ()]
+        known = replace(known, snapshot=tuple(zip(numbers, (field.name for field in fields), strict=True)))
+    history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
+    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions.names = Names([Naming((30, 0), 1, TABLE, Table(schema, "t"), TABLE)]) if schema != "public" else Names()
+    noted = versions.record_new(TABLE, [known], [Use(30, 0, relations[1], 30)], 20, columns, columns)
+    assert set(noted[-1].fills) == set(fills)
+    is_hidden = any(fill == Fill(fill.column) for fill in fills)
+    assert any("since a rename, a mask applies to" in each.why for each in waiting(warehouse)) == is_hidden
+    if is_copied:  # the same if the copy comes late
+        house = Warehouse(tmp_path / "late", "delta", masks=masks)
+        house.open(EPOCH)
+        house.write_names(versions.names)
+        [_, found] = insert_snapshot([version(30, 0, ID)], known, history, columns, house, TABLE)
+        assert set(found.fills) == set(fills)
+        assert bool(waiting(house)) == is_hidden
 
 
 class Renamed(History):

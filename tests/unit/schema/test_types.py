@@ -31,6 +31,7 @@ from spark_sink.schema.types import (
     column_names,
     merge_columns,
     original_name,
+    plain_name,
     spark_type,
     split_schema,
     typed_schema,
@@ -86,6 +87,9 @@ def test_names_are_distinct_and_can_be_read_back(names: list[str]) -> None:
     every = [name.lower() for name in [*spelled, *versioned]]
     assert len(set(every)) == len(every)
     assert [original_name(name) for name in spelled] == names
+    assert [plain_name(name) for name in spelled] == names
+    kinds = (StringType(), ArrayType(StringType()), DecimalType(8, 2), TimestampNTZType())
+    assert [plain_name(versioned_name(name, kind)) for name in spelled for kind in kinds] == [name for name in names for _ in kinds]
     assert not set(spelled) & set(METADATA_FIELDS)
 
 
