@@ -68,6 +68,8 @@ _logger = logging.getLogger(__name__)
 
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
+_RECORD_AGAIN_S = 10.0
+"""How soon to try again to record an idle position that the disk has refused. The streamer tells no other one before it is confirmed."""
 
 _BULK_BYTES, _BULK_PAUSE_S = 16 << 10, 0.012
 """After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile.
@@ -112,6 +114,8 @@ class Launcher(Background):
         self._progress = Progress()
         self._child: Streamer | None = None
         self._is_complete = False
+        self._refused_idle: tuple[int, float] | None = None
+        """An idle position that could not be recorded, and when to try again."""
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
@@ -235,6 +239,7 @@ class Launcher(Background):
         is_whole = False
         with streamer as child:
             self._child = child
+            self._refused_idle = None
             child.begin(arguments)
             feedback = Feedback(child, start_lsn, self.config.hook)
             try:
@@ -256,7 +261,7 @@ class Launcher(Background):
             return Failure(ExitCode.PG_ERROR, broken.message)
         if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
-                account.record(self.config.staging, prepared.wal_lsn)
+                account.record(self.config.staging, prepared.wal_lsn, writer.end_lsn)
                 self._is_complete = True
             return None
         if is_asked:
@@ -274,7 +279,7 @@ class Launcher(Background):
         while not self._stopping.is_set():
             sealer.check()
             feedback.send(sealer.sealed_lsn)
-            deadline = filler.deadline
+            deadline = self._try_refused_idle(filler.deadline, writer, sealer, feedback)
             timeout_s = _LONGEST_POLL_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_POLL_S)
             ready = {fd for fd, _ in poll.poll(max(timeout_s, 0.0) * 1000 + 1)}
             if self._wakeup.fd in ready:
@@ -307,8 +312,24 @@ class Launcher(Background):
     def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         """Record a position up to which nothing more is published, and let the streamer confirm it."""
         sealer.drain()
-        if not writer.open_size and account.record(self.config.staging, lsn):
+        self._refused_idle = None
+        if writer.open_size:
+            return
+        if account.record(self.config.staging, lsn, writer.end_lsn):
             feedback.allow(lsn)
+        else:
+            self._refused_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
+
+    def _try_refused_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
+        """Record a refused idle position if that is due, unless changes have come since. Returns when ``_pump`` has to look again."""
+        if self._refused_idle is None:
+            return deadline
+        lsn, due = self._refused_idle
+        if time.monotonic() >= due:
+            self._take_idle(lsn, writer, sealer, feedback)
+            feedback.send(sealer.sealed_lsn)
+        due = deadline if self._refused_idle is None else self._refused_idle[1]
+        return due if deadline is None else min(deadline, due)
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
         """Count a sealed segment. The sealer's thread calls this."""

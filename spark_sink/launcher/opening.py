@@ -239,7 +239,14 @@ class Opening:
         recorded, epochs, end = account.read(root), list_epochs(root), log_end(root)
         if end is None:
             return None
-        if recorded.lsn < end.lsn:
+        if recorded.end_lsn > end.lsn:
+            _logger.warning(
+                "%s lacks its newest segments, from %s to %s: they were lost, or it is a copy that was made while a launcher wrote",
+                root,
+                format_lsn(end.lsn),
+                format_lsn(recorded.end_lsn),
+            )
+        if recorded.lsn < end.lsn or recorded.end_lsn > end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
         diverged = divergence.read(root)
         if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record

@@ -1,13 +1,16 @@
 """The account of the slot: the LSN up to which every published change is durable in the staging directory. No pyspark.
 
-    read(staging).lsn        the account; a slot whose confirmed position is beyond it has lost changes for this log
-    record(staging, lsn)     call this before the server may confirm ``lsn``
-    cut(staging, lsn)        call this when the server went back to ``lsn``, before the log goes on
+    read(staging).lsn                 the account; a slot whose confirmed position is beyond it has lost changes for this log
+    record(staging, lsn, end_lsn)     call this before the server may confirm ``lsn``; the log's segments end at ``end_lsn``
+    cut(staging, lsn)                 call this when the server went back to ``lsn``, before the log goes on
 
 The end of the log moves only with published changes, but the server's WAL also grows with other traffic. When everything published
 is sealed, the streamer tells the server's position as an empty record (``--idle-positions``). The launcher records this position
 here, and only then lets the streamer confirm it. So the server never gets a confirmation beyond the account. If a slot is
 further than that, another program has moved it.
+
+If the segments end before ``end_lsn``, the directory lacks its newest ones: it is a copy that was made while the launcher was
+writing, or files were lost. Then the account says nothing of what the log has.
 
 The account is also what ``as-of`` and ``status`` know about a log that is complete beyond its last segment.
 """
@@ -38,13 +41,19 @@ class Account:
 
     lsn: int = 0
     time: float = 0.0
+    end_lsn: int = 0
+    """The end of the log's segments at that time; 0 if it is not recorded, as by older versions."""
 
 
-def record(root: Path, lsn: int) -> bool:
-    """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed."""
+def record(root: Path, lsn: int, end_lsn: int = 0) -> bool:
+    """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed.
+
+    ``end_lsn`` is the end of the log's segments; 0 if it is not known now.
+    """
     try:
-        if lsn > read(root).lsn:
-            write_json(root / _NAME, {"lsn": format_lsn(lsn)})
+        found = read(root)
+        if lsn > found.lsn:
+            _write(root, lsn, max(end_lsn, found.end_lsn))
     except OSError as ex:
         _logger.warning("cannot record the known position of the log in %s: %s", root, ex)
         return False
@@ -53,8 +62,13 @@ def record(root: Path, lsn: int) -> bool:
 
 def cut(root: Path, lsn: int) -> None:
     """Lower the account to ``lsn``, if it is beyond: what the server wrote after ``lsn`` has not happened. Raises OSError."""
-    if read(root).lsn > lsn:
-        write_json(root / _NAME, {"lsn": format_lsn(lsn)})
+    found = read(root)
+    if found.lsn > lsn:
+        _write(root, lsn, found.end_lsn)
+
+
+def _write(root: Path, lsn: int, end_lsn: int) -> None:
+    write_json(root / _NAME, {"lsn": format_lsn(lsn), "end": format_lsn(end_lsn)})
 
 
 def read(root: Path) -> Account:
@@ -65,10 +79,16 @@ def read(root: Path) -> Account:
     path = root / _NAME
     try:
         found = read_json(path)
-        return Account() if found is None else Account(int(LSN.parse(str(found.get("lsn")))), path.stat().st_mtime)
+        if found is None:
+            return Account()
+        return Account(_parse(found.get("lsn")), path.stat().st_mtime, _parse(found.get("end", "0/0")))
     except (DamagedFileError, ValueError) as ex:
         _warn(str(ex))
         return Account()
+
+
+def _parse(text: object) -> int:
+    return int(LSN.parse(str(text)))
 
 
 @cache

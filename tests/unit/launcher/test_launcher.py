@@ -372,6 +372,39 @@ def test_an_idle_position_that_cannot_be_recorded_is_not_confirmed(fake: Callabl
     assert made.confirmed_lsn == WORK[-1].end_lsn
 
 
+def test_an_idle_position_that_the_disk_has_refused_is_recorded_later(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """The streamer waits for its confirmation, and tells no other one. Without it, the server would keep all WAL."""
+    tried = []
+
+    def full_once(path: Path, value: object) -> None:
+        tried.append(path)
+        if len(tried) == 1:
+            raise OSError(errno.ENOSPC, "full")
+        write_json(path, value)
+
+    monkeypatch.setattr(account, "write_json", full_once)
+    monkeypatch.setattr(launcher_module, "_RECORD_AGAIN_S", 0.05)
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: made.confirmed_lsn == 0x4000)
+    assert account.read(made.staging).lsn == 0x4000
+    made.check(WORK)
+
+
+def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture):
+    """Such as a copy that was made while the launcher was writing. The account alone would say that nothing is missing."""
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: made.confirmed_lsn == 0x4000)
+    last = list_segments(made.staging)[-1]
+    for path in last.path.parent.glob(f"*{last.path.stem}*"):
+        path.unlink()
+    made.set_turns([*({} for _ in made.starts), {"confirmed": "0/4000"}])
+    with pytest.raises(GapError, match="slot 's' is at 0/4000, but the log has everything only up to"):
+        made.run()
+    assert "lacks its newest segments" in caplog.text
+
+
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
     made = fake(WORK, [{}, {"exit": 3}])
     made.set_looks([{"confirmed": "0/9000"}])
