@@ -326,10 +326,11 @@ class Runner(Background):
         self._gap_copy = snapshot
         try:
             with healer.paused():
-                snapshot.prepare(self._stopping.is_set)
+                try:
+                    snapshot.prepare(self._stopping.is_set)
+                except InterruptedError:
+                    return
                 self._copy(spark, snapshot)
-        except InterruptedError:
-            _logger.info("stopped before the tables were copied after a gap; the next start copies them")
         finally:
             self._gap_copy = None
 
