@@ -16,6 +16,7 @@ from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, checked_summary, keyed_versions, leave_out_keyless
 from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
+from spark_sink.replica.former_masks import with_new_masks
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.schema.types import DELETED_AT
@@ -136,7 +137,8 @@ def with_former(
     """Add to the rows since a snapshot those from before it, as deleted rows: the snapshot does not have them.
 
     ``former`` has the replica's rows at ``former_lsn``. If it is before the snapshot, the changes in between apply, as far as the
-    changelog has them. If they cannot be applied, only the rows of ``former`` are added.
+    changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
+    snapshot apply to the rows that are added, too.
     """
     if former_lsn < snapshot_lsn - 1:
         try:
@@ -151,6 +153,7 @@ def with_former(
             return rows
         found = as_changes(former, changes.schema)
     *_, piece = cut_pieces(warehouse.versions(table), snapshot_lsn - 1, until_lsn)
+    found = with_new_masks(warehouse, table, found, former_lsn, piece.key)
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.
     newest = Window.partitionBy("_cdc_at").orderBy(F.desc("_cdc_commit_time"))

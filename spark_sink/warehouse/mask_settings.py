@@ -5,7 +5,8 @@
     check_unchanged(house)      # before a copy comes to the tables: its rows have the masks that are noted now
     check_key(house)            # before hashes are compared: the key is that of the hashes in the tables
 
-    _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends
+    _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends, and the
+                            tables that had rows then
 
 A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back.
 """
@@ -100,14 +101,16 @@ def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
     for table, lsn in lsns.items():
         want(house, table, lsn + 1, "the masks of its columns have changed")  # a copy at ``lsn`` has the former masks, too
     make_directory(path.parent)
-    past = {"until": None if position is None else str(position), "masks": before}
+    noted = [{**table.to_json(), "until": format_lsn(lsn)} for table, lsn in lsns.items()]
+    past = {"until": None if position is None else str(position), "masks": before, "tables": noted}
     changes = [*found.get("changes", []), *([past] if tables else [])]
     write_json(path, {"version": MASKS_VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
     if tables:
         _logger.warning(
             "the masks have changed. Changes up to %s have the old masks, in the changelogs of %s; the replicas get the new ones"
             " when the tables are copied anew (run --heal). cdcpipe-spark purge removes the older changes; earlier versions of the"
-            " tables' files go with --vacuum-retention. _cdcpipe/masks.json notes this",
+            " tables' files go with --vacuum-retention. Stored histories keep the old masks in versions that have ended."
+            " _cdcpipe/masks.json notes this",
             format_lsn(max(lsns.values())),
             ", ".join(map(str, tables)),
         )

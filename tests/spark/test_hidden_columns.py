@@ -282,3 +282,48 @@ def test_a_rename_into_the_pattern_of_a_mask(
     if captures:
         assert {(row["pin__string"], row["owner"]) for row in shown["card"]} == {("***", "***")}
     hidden.connection.close()
+
+
+def test_deleted_rows_get_a_later_mask(
+    spark: Any, database: postgres.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--deletes soft``: a copy does not have the deleted rows, and the masks apply to them all the same."""
+    monkeypatch.setenv("CDCPIPE_MASK_KEY", KEY)
+    hidden = Hidden(spark, database, tmp_path)
+    hidden.execute(
+        "create table person (id int primary key, ssn text, pin int, phone text, day date, note text)",
+        "insert into person select i, 'canary', 4711, 'canary', 'infinity', 'note ' || i from generate_series(1, 5) i",
+        "insert into person (id) values (6)",
+    )
+    hidden.run(deletes="soft")
+    hidden.execute("delete from person where id in (1, 6)")
+    hidden.run(deletes="soft")
+    assert "infinity" in str(hidden.stored("person"))
+    hidden.execute("delete from person where id = 2")
+    masks = {"public.person.ssn": "null", "public.person.p*": "redact", "*.person.day": "hash"}
+    for _ in range(2):
+        hidden.run(deletes="soft", masks=masks)
+    hidden.execute("delete from person where id = 3")
+    hidden.run(deletes="soft")
+
+    def check() -> None:
+        rows = {row["id"]: row for row in hidden.stored("person")}
+        assert sorted(number for number, row in rows.items() if row["_cdc_deleted_at"]) == [1, 2, 3, 6]
+        assert all(plain not in str(rows) for plain in ("canary", "4711", "infinity"))
+        assert {(row["pin__string"], row["phone"]) for number, row in rows.items() if number != 6} == {("***", "***")}
+        assert (rows[6]["pin__string"], rows[6]["phone"]) == (None, None)
+        assert [rows[number]["note"] for number in range(1, 6)] == [f"note {number}" for number in range(1, 6)]
+        # What was deleted before the masks came has no hash. What has one keeps it.
+        days = [rows[number]["day__string"] for number in range(1, 6)]
+        assert days == [None, None, *[hash_of("infinity")] * 3]
+
+    check()
+    copy = TableSnapshot(hidden.config.launcher, Warehouse.existing(hidden.warehouse), ["public.person"])
+    try:
+        copy.prepare(lambda: False)
+        copy.start(spark, hidden.staging)
+        copy.wait()
+    finally:
+        copy.stop()
+    check()
+    hidden.connection.close()

@@ -89,9 +89,10 @@ def test_masks_that_change(root: Path, caplog: pytest.LogCaptureFixture) -> None
     settle(house(root, phone="off"))
     noted = json.loads(masks_path(root).read_text())
     assert noted["masks"] == {}
+    person = {"schema": "public", "name": "person", "until": "0/100"}
     assert noted["changes"] == [
-        {"until": "1:0/100", "masks": {}},
-        {"until": "1:0/100", "masks": {"public.person.phone": "redact"}},
+        {"until": "1:0/100", "masks": {}, "tables": [person]},
+        {"until": "1:0/100", "masks": {"public.person.phone": "redact"}, "tables": [person]},
     ]
 
 
