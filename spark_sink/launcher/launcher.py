@@ -69,7 +69,7 @@ _logger = logging.getLogger(__name__)
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 _RECORD_AGAIN_S = 10.0
-"""How soon to try again to record an idle position that the disk has refused. The streamer tells no other one before it is confirmed."""
+"""How soon to record an idle position again that the disk has refused. Until it is confirmed, the streamer tells no other."""
 
 _BULK_BYTES, _BULK_PAUSE_S = 16 << 10, 0.012
 """After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile.
@@ -321,7 +321,7 @@ class Launcher(Background):
             self._refused_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
 
     def _try_refused_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
-        """Record a refused idle position if that is due, unless changes have come since. Returns when ``_pump`` has to look again."""
+        """Record a refused idle position if that is due, and return when ``_pump`` has to look again. Nothing if there is none."""
         if self._refused_idle is None:
             return deadline
         lsn, due = self._refused_idle
