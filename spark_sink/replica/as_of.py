@@ -5,8 +5,9 @@ Transactions apply in the order of their commits in the WAL, each completely or 
 - an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
 - a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
 - a time: before the first of the table's transactions that committed later, like PostgreSQL's ``recovery_target_time``. So the
-  result is always a state that existed, even if commit times are not in the order of the commits. A snapshot that was taken later
-  counts if there is no transaction in between: it shows the same rows.
+  result is always a state that existed, even if commit times are not in the order of the commits. If a table was copied for the
+  first time later, its first snapshot counts if there is no transaction in between: it shows the same rows. A later copy never
+  counts for a time before it: it was made because the stream did not tell all rows, in a gap or after some ALTER TABLE.
 
 If the table has a stored history (replica/history_table.py) that has the place, the rows are those of the versions valid there. It
 may have them after a purge of the changelog, too, but then an LSN has to say where to stop: the times of purged commits are gone.
@@ -147,9 +148,12 @@ def _last_lsn(
     ).collect()[0]
     if found["first_late"] is not None:
         last_lsn = min(last_lsn, found["first_late"] - 1)
+    late_snapshot = found["late_snapshot"]
+    if late_snapshot is not None and not (isinstance(at, datetime) and _shows_earlier_rows(house, table, late_snapshot)):
+        last_lsn = min(last_lsn, late_snapshot - 1)
     # Is the first change of the table a snapshot? Then earlier rows are not known.
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
-    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == found["late_snapshot"]):
+    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == late_snapshot):
         snapshot = format_lsn(found["snapshot"])
         since = _time(found["snapshot_us"]) if isinstance(at, datetime) else snapshot
         raise InvalidArgumentsError(
@@ -157,7 +161,39 @@ def _last_lsn(
         )
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
+    return _known_lsn(spark, house, table, at, last_lsn) if isinstance(at, datetime) else last_lsn
+
+
+def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:
+    """Tell whether the table's copy at ``lsn`` shows the rows from before it, too, as far as no change was in between.
+
+    It does if it is the first one, and no changes are missing before it. An empty table's copy has no rows, but a version.
+    """
+    is_first = not any(version.snapshot and version.end_lsn < lsn for version in house.versions(table))
+    return is_first and not any(each.gap.after_lsn < lsn for each in gaps.read(house))
+
+
+def _known_lsn(spark: SparkSession, house: Warehouse, table: Table, at: datetime, last_lsn: int) -> int:
+    """Return ``last_lsn``, or the beginning of a gap before it, if ``at`` is certainly before that gap.
+
+    A gap has no time. But if some table has a change from before the gap that committed later than ``at``, then so did the gap.
+    Raises InvalidArgumentsError if the rows are not known.
+    """
+    try:
+        gaps.check_known(house, table, last_lsn)
+    except InvalidArgumentsError:
+        for lsn in sorted(each.gap.after_lsn for each in gaps.read(house) if each.gap.after_lsn < last_lsn):
+            if _is_before(spark, house, at, lsn):
+                return lsn
+        raise
     return last_lsn
+
+
+def _is_before(spark: SparkSession, house: Warehouse, at: datetime, lsn: int) -> bool:
+    """Tell whether some table has a change up to ``lsn`` that committed later than ``at``."""
+    later = _is_after(at) & (F.col("_cdc_end_lsn") <= lsn)
+    logs = changelogs_of(spark, house)
+    return any(not logs.read(each).where(later).isEmpty() for each in house.tables() if logs.state(each) is not None)
 
 
 def _is_after(at: At) -> Column:

@@ -19,7 +19,9 @@ from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging import account
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE, append
 from support.cli_process import run_spark_cli
@@ -245,3 +247,56 @@ def test_before_the_snapshot_of_a_table(spark: Any, tmp_path: Path) -> None:
             as_of.read_as_of(spark, tmp_path, "public.t", early)
         assert caught.value.hint == f"ask for {first} or later"
     assert as_of.read_as_of(spark, tmp_path, "public.t", copied).count() == 1
+
+
+SECOND = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def copied_again(spark: Any, root: Path, *, is_gap: bool) -> Warehouse:
+    """Return a warehouse whose table was copied at 20 and 60, with one change in between. The one of another table is at 40."""
+    house = Warehouse(root, "parquet")
+    house.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    house.record(Position(1, 0))
+    copy = {"snapshot": ((1, "case"), (2, "id"), (3, "a"))}
+    house.write_versions(TABLE, [Version(20, 0, 7, KEY, KEY, **copy), Version(60, 0, 7, KEY, KEY, **copy)])
+    other = Table("public", "other")
+    house.write_versions(other, [Version(0, 0, 8, KEY, KEY)])
+    changes = [
+        ((1, number, value, None, None), op, 1 if lsn < 50 else 2, lsn)
+        for number, value, op, lsn in (
+            (1, 10, "snapshot", 20),
+            (2, 10, "snapshot", 20),
+            (1, 11, "update", 30),
+            (1, 12, "snapshot", 60),
+        )
+    ]
+    rows = [(*row, op, epoch, lsn, 0, 1, SECOND + timedelta(seconds=lsn), None, None, None) for row, op, epoch, lsn in changes]
+    append(spark, house, rows, SCHEMA, Position(1, 0), Position(2, 70))
+    late = (1, 1, 1, None, None, "insert", 1, 40, 0, 1, SECOND + timedelta(seconds=40), None, None, None)
+    append(spark, house, [late], SCHEMA, Position(1, 0), Position(2, 70), other)
+    house.record(Position(2, 70))
+    if is_gap:
+        gaps.record(house, [Epoch(2, "7", 1, "db", "slot", ("p",), {}, 50, gap=Gap(45, "the slot was lost", 0, 0))])
+    return house
+
+
+@pytest.mark.parametrize("is_gap", [True, False])
+def test_a_later_copy_does_not_tell_the_rows_from_before_it(spark: Any, tmp_path: Path, *, is_gap: bool) -> None:
+    """It was made because the stream did not tell them. A time in a gap is refused, a time that is certainly before it is not."""
+    copied_again(spark, tmp_path, is_gap=is_gap)
+
+    def at(seconds: int) -> list[tuple[int, int]]:
+        found = as_of.read_as_of(spark, tmp_path, "public.t", SECOND + timedelta(seconds=seconds))
+        return sorted((row["id"], row["a"]) for row in found.collect())
+
+    assert [at(seconds) for seconds in (20, 29, 30, 39)] == [[(1, 10), (2, 10)]] * 2 + [[(1, 11), (2, 10)]] * 2
+    for seconds in (40, 46, 59):
+        if is_gap:
+            with pytest.raises(InvalidArgumentsError, match="are not known: changes are missing after 0/2D") as caught:
+                at(seconds)
+            assert caught.value.hint == "ask for 0/2D or earlier, or for a position after the copy"
+        else:
+            assert at(seconds) == [(1, 11), (2, 10)]
+    assert [at(seconds) for seconds in (60, 90)] == [[(1, 12)]] * 2
+    before = as_of.read_as_of(spark, tmp_path, "public.t", Position(1, 45))
+    assert sorted((row["id"], row["a"]) for row in before.collect()) == [(1, 11), (2, 10)]

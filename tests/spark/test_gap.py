@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Shop:
     def rows(self, table: str) -> list[tuple[Any, ...]]:
         return sorted(map(tuple, spark_sink.read_replica(self.spark, self.warehouse, f"public.{table}").collect()))
 
-    def rows_as_of(self, table: str, lsn: LSN) -> list[tuple[Any, ...]]:
+    def rows_as_of(self, table: str, lsn: LSN | datetime) -> list[tuple[Any, ...]]:
         return sorted(map(tuple, spark_sink.read_as_of(self.spark, self.warehouse, f"public.{table}", lsn).collect()))
 
     def check(self) -> None:
@@ -105,7 +106,7 @@ def test_all_tables_are_copied_anew_after_a_gap(shop: Shop, lose: Callable[[Shop
     with pytest.raises(GapError):
         shop.run()
     assert {table: shop.rows(table) for table in ("kept", "quiet")} == known
-    inside = shop.lsn()
+    inside, time_inside = shop.lsn(), shop.value("select clock_timestamp()")
     shop.execute("insert into kept values (11, 'after')")
     shop.run(on_gap="resnapshot")
     shop.check()
@@ -116,8 +117,9 @@ def test_all_tables_are_copied_anew_after_a_gap(shop: Shop, lose: Callable[[Shop
 
     for table in ("kept", "quiet"):
         assert shop.rows_as_of(table, before) == known[table]
-        with pytest.raises(InvalidArgumentsError, match=r"are not known: changes are missing after .* since its copy at"):
-            shop.rows_as_of(table, inside)
+        for at in (inside, time_inside):
+            with pytest.raises(InvalidArgumentsError, match=r"are not known: changes are missing after .* since its copy at"):
+                shop.rows_as_of(table, at)
         assert shop.rows_as_of(table, shop.reached) == shop.rows(table)
     [gap] = describe(shop.staging, Tables(Warehouse.existing(shop.warehouse)))["gaps"]
     assert gap["healed"] is not None
