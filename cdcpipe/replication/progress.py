@@ -6,7 +6,8 @@ keeps four rules:
 1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
     confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL
     (`StrictProgress` asks the consumer first). A logical message outside of transactions counts as a transaction that ends at the
-    message's LSN, which is the end of its WAL record.
+    message's LSN, which is the end of its WAL record. A transaction of which an output plugin writes no record is not outstanding:
+    the consumer can't confirm what it does not get.
 2.  Feedback is cut down to the last transaction end that it covers. So feedback in the middle of a transaction, or beyond
     everything written, can't lose a transaction.
 3.  The confirmed position never goes back.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 __all__ = ["Progress", "Status"]
@@ -75,6 +76,9 @@ class Progress:
         """The end of the last transaction that was written completely."""
         self._open: set[int] = set()
         self._last_end = 0
+        """The last end that the consumer can confirm: something was written for it."""
+        self._end_before = 0
+        """The value of ``_last_end`` before the last end."""
         self._unconfirmed: deque[int] = deque()
         self._prepared: dict[int, tuple[int, float]] = {}
         """For each prepared transaction: the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
@@ -103,9 +107,15 @@ class Progress:
     def end(self, lsn: int, xid: int = 0) -> None:
         """Note that a transaction, which ends at ``lsn``, was received completely."""
         self._open.discard(xid)
-        self._last_end = max(self._last_end, lsn)
-        self.received_lsn = max(self.received_lsn, lsn)
-        self._idle_lsn = 0
+        self.message(lsn)
+
+    def silent(self, lsn: int) -> None:
+        """Note that nothing is written for what has just ended at ``lsn``: the output plugin has no record for it.
+
+        The consumer does not learn of this end, so nothing waits for its confirmation.
+        """
+        if self._last_end == lsn:
+            self._last_end = self._end_before
 
     def abort(self, xid: int) -> None:
         """Note that a streamed transaction was rolled back."""
@@ -133,6 +143,7 @@ class Progress:
 
     def message(self, lsn: int) -> None:
         """Note that a record outside of transactions was received. It ends at ``lsn``."""
+        self._end_before = self._last_end
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
         self._idle_lsn = 0
@@ -182,16 +193,14 @@ class Progress:
 
     def _outside_of_prepared(self, lsn: int) -> int:
         """Return the last transaction end up to ``lsn`` that is not between a PREPARE and its commit; 0 if there is none."""
-        reached = self._last_unconfirmed(lsn)
+        reached = _last_up_to(lsn, self._unconfirmed)
         while around := [prepare_lsn for prepare_lsn, end in self._prepared.values() if prepare_lsn < reached < end]:
-            reached = self._last_unconfirmed(min(around))
+            reached = _last_up_to(min(around), self._unconfirmed)
         return reached
 
-    def _last_unconfirmed(self, lsn: int) -> int:
-        count = bisect_right(self._unconfirmed, lsn)
-        return self._unconfirmed[count - 1] if count else 0
-
     def _forget_confirmed(self) -> None:
+        while self._unconfirmed and self._unconfirmed[0] <= self.confirmed_lsn:
+            self._unconfirmed.popleft()
         if self._prepared:
             self._prepared = {xid: pair for xid, pair in self._prepared.items() if pair[1] > self.confirmed_lsn}
 
@@ -274,3 +283,9 @@ class Progress:
         self._told_lsn = self.confirmed_lsn
         self._feedback_due_at = NEVER
         return Status(max(self.received_lsn, self.confirmed_lsn), 0 if no_opinion else self.confirmed_lsn, silent)
+
+
+def _last_up_to(lsn: int, ends: Sequence[int]) -> int:
+    """Return the last of the ends up to ``lsn``; 0 if there is none."""
+    count = bisect_right(ends, lsn)
+    return ends[count - 1] if count else 0

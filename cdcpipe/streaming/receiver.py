@@ -135,6 +135,8 @@ class Receiver:
         self._pieces: list[bytes | memoryview] = []
         self._rendered_bytes = 0
         """How many bytes an output plugin has written to the pieces."""
+        self._is_silent = False
+        """Whether an output plugin has written nothing since the last Begin or message outside of transactions."""
         self._feeder = make_feeder(self._add_rendered) if make_feeder else None
         self._transactions = transactions
         self._reader = RecordReader()
@@ -206,7 +208,7 @@ class Receiver:
                     if transactions.has_pending:
                         break
                 elif feed is not None:
-                    feed(high << 32 | low, bytes(body))
+                    self._feed_boundary(high << 32 | low, bytes(body))
                 else:
                     add(high << 32 | low, body)
                 if transactions is not None:
@@ -367,10 +369,26 @@ class Receiver:
     def _add_rendered(self, lsn: int, record: bytes) -> None:
         """Add a record of an output plugin. Hand the pieces on if there are many: their transaction has not ended yet."""
         self._add(lsn, record)
+        self._is_silent = False
         self._rendered_bytes += len(record)
         if self._rendered_bytes > RENDERED_BYTES:
             self._put_pieces([])
             self._make_room()
+
+    def _feed_boundary(self, lsn: int, record: bytes) -> None:
+        """Render a record that is no change. Tell ``progress`` if it ends something of which the plugin has written nothing.
+
+        What a plugin writes in a stream block is not looked at. So a transaction that it takes in blocks is never silent.
+        """
+        assert self._feeder is not None
+        kind = record[:1]
+        # Byte1('M') Int8 flags (1: transactional). In a stream block that `Transactions` has not taken, an xid comes first.
+        is_alone = kind == b"M" and not record[1] & 1 and (self._transactions is not None or not self._progress.in_transaction)
+        if kind == b"B" or is_alone:
+            self._is_silent = True
+        self._feeder.feed(lsn, record)
+        if self._is_silent and (kind == b"C" or is_alone):
+            self._progress.silent(lsn)
 
     def _put_pieces(self, ends: list[int]) -> None:
         self._put(b"".join(self._pieces), ends)
@@ -400,10 +418,12 @@ class Receiver:
         elif taken:
             self._reader.feed(taken)
             for lsn, record in self._reader:
-                if self._feeder is not None:
-                    self._feeder.feed(lsn, record)
-                else:
+                if self._feeder is None:
                     self._add(lsn, record)
+                elif record[:1] in (b"B", b"C", b"M"):
+                    self._feed_boundary(lsn, record)
+                else:
+                    self._feeder.feed(lsn, record)
         return len(taken)
 
     def _keepalive(self, data: memoryview | bytes) -> None:

@@ -158,6 +158,26 @@ def test_with_an_output_plugin(on18: PublishedDatabase) -> None:
         assert cli.quit() == 0
 
 
+def test_a_transaction_that_the_plugin_leaves_out_holds_nothing_back(on18: PublishedDatabase) -> None:
+    """Debezium's plugin writes nothing for a TRUNCATE, so the consumer has nothing to confirm."""
+    insert(on18, 1)
+    with on18.cli("--output", "debezium") as cli:
+        cli.take(1)
+        commit = LSN.parse(str(on18.value("select pg_current_wal_flush_lsn()")))
+        cli.say(f"F {commit}\n")
+        on18.sql("truncate t")
+        end = write_wal(on18)
+        until(lambda: on18.confirmed() >= end, "the confirmation")
+        assert cli.quit() == 0
+    on18.released()
+    with on18.cli(*OPTIONS, "--output", "debezium") as cli:
+        on18.sql("truncate t")
+        end = write_wal(on18)
+        assert idle_at(cli, end) >= end  # an empty record, and no other
+        assert on18.confirmed() < end
+        assert cli.quit() == 0
+
+
 def test_a_server_shuts_down_before_an_idle_position_is_confirmed() -> None:
     with postgres.Cluster("18") as cluster, cluster.database() as database:
         on = PublishedDatabase(database)

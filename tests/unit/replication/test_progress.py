@@ -547,3 +547,38 @@ def test_no_restart_is_stuck_and_nothing_is_lost_with_prepared_transactions(step
 def test_nothing_is_confirmed_that_the_consumer_has_not_confirmed(steps: list[tuple[str, int]]) -> None:
     """Also with idle positions. Nothing is lost, every restart progresses, and the end of the WAL is reached."""
     run_steps(Server(is_strict=True), steps)
+
+
+def test_a_transaction_without_a_record_is_not_outstanding() -> None:
+    """The consumer can confirm neither 20 nor 30, because it does not get them. It can confirm 10."""
+    progress = Progress(0)
+    for lsn in (10, 20, 30):
+        progress.begin()
+        progress.end(lsn)
+        if lsn > 10:
+            progress.silent(lsn)
+        progress.written([lsn])
+    progress.keepalive(1000, reply_requested=False)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0, True)
+    progress.feedback(10, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (1000, False)
+    progress.begin()
+    progress.end(1010)
+    progress.written([1010])
+    progress.keepalive(2000, reply_requested=False)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (1000, True)
+
+
+def test_a_transaction_without_a_record_is_not_outstanding_before_an_idle_position() -> None:
+    progress = StrictProgress(0)
+    progress.begin()
+    progress.end(10)
+    progress.silent(10)
+    progress.written([10])
+    progress.keepalive(50, reply_requested=False)
+    assert progress.confirmed_lsn == 0
+    assert progress.take_idle(0) == 50
+    assert progress.is_outstanding
+    progress.written([50])
+    progress.feedback(50, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (50, False)
