@@ -322,14 +322,14 @@ class Launcher(Background):
 
     def _try_refused_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
         """Record a refused idle position if that is due, and return when ``_pump`` has to look again. Nothing if there is none."""
-        if self._refused_idle is None:
-            return deadline
-        lsn, due = self._refused_idle
-        if time.monotonic() >= due:
-            self._take_idle(lsn, writer, sealer, feedback)
+        refused = self._refused_idle
+        if refused is not None and time.monotonic() >= refused[1]:
+            self._take_idle(refused[0], writer, sealer, feedback)
             feedback.send(sealer.sealed_lsn)
-        due = deadline if self._refused_idle is None else self._refused_idle[1]
-        return due if deadline is None else min(deadline, due)
+        refused = self._refused_idle
+        if refused is None:
+            return deadline
+        return refused[1] if deadline is None else min(deadline, refused[1])
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
         """Count a sealed segment. The sealer's thread calls this."""
