@@ -326,6 +326,7 @@ class _Comparison:
         base = self._bases[table]
         if (
             base.log is None
+            or self._lacks_fills(table, base)
             or quick_checksum.any_change(self._changelog(table), base.lsn, LAST_LSN, self._visibility.seen) is not False
         ):
             return None
@@ -339,10 +340,15 @@ class _Comparison:
         if base.log is None:
             return replay(self._house, table, changes)
         rows = existing_rows(delta.read_at(self._spark, base.log))
-        if changes.isEmpty():
+        if not self._lacks_fills(table, base) and changes.isEmpty():
             purged_changes.check(self._house, table, base.lsn)
             return rows
         return replay(self._house, table, changes, rows, after_lsn=base.lsn)
+
+    def _lacks_fills(self, table: Table, base: _Base) -> bool:
+        """Tell whether captured DDL gave values to the rows since the noted version, which may come without any change."""
+        until_lsn = self._visibility.wal_lsn
+        return any(version.fills and base.lsn < version.end_lsn <= until_lsn for version in self._house.versions(table))
 
     def _changelog(self, table: Table) -> TableLog:
         """Return the present log of a table's changelog."""

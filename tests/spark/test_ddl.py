@@ -13,6 +13,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.comments import set_comments
 from spark_sink.delta.log import TableLog
 from spark_sink.pipeline.failures import PipelineError
+from spark_sink.pipeline.follower import Follower
 from spark_sink.replica import merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
@@ -307,3 +308,22 @@ def test_a_drop_is_known_whenever_the_run_ends(road: CapturedRoad, monkeypatch: 
             road.run()
     road.run()
     assert [row["dropped"] is not None for row in Tables(road.house).describe() if row["table"] == "public.t"] == [True]
+
+
+def test_verify_fills_columns_that_the_replica_does_not_have_yet(road: CapturedRoad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ALTER TABLE has no row change, and the changelog has it before the replica."""
+    road.execute("create table t (id int primary key, a int)")
+    road.land()
+    road.install()
+    road.execute("insert into t values (1, 10), (2, 20)")
+    road.run()
+    road.execute("alter table t rename a to b", "alter table t add c int default 5")
+    monkeypatch.setattr(Follower, "catch_up", lambda *_: None)
+    road.run()
+    replica = TableLog(road.house.replica(Table("public", "t"))).refresh()
+    assert (replica.lsn or 0) < road.house.versions(Table("public", "t"))[-1].end_lsn
+    found = verify(road.spark, road.warehouse, ("-d", road.database.dsn), timeout_s=60)
+    assert [(each.is_equal, each.server_rows, each.problem) for each in found] == [(True, 2, None)]
+    road.spark.sql(f"update {delta.table_name(road.house.replica(Table('public', 't')))} set a = 11 where id = 1")
+    [changed] = verify(road.spark, road.warehouse, ("-d", road.database.dsn), timeout_s=60)
+    assert [(each.kind, each.key) for each in changed.differences] == [("changed", {"id": "1"})]
