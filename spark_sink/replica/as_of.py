@@ -36,7 +36,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.replica.checks import keyed_versions
+from spark_sink.replica.checks import check_key_kept, keyed_versions
 from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import gone_columns
@@ -77,7 +77,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     """Return the rows that ``table`` ("schema.name") had at a time, an LSN or a position; see above.
 
     Raises InvalidArgumentsError if the warehouse does not have the table, or does not know its rows at that place. Raises
-    WarehouseError for a table without a key, and for a warehouse without changes.
+    WarehouseError for a table without a key, or that had lost its key and changed since, and for a warehouse without changes.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
@@ -105,6 +105,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
         except PurgedError as ex:
             raise InvalidArgumentsError(f"the rows of {table} are not known at {at}: {ex.message}", hint=ex.hint) from ex
     gaps.check_known(house, known, until_lsn)
+    check_key_kept(house, known, changes, until_lsn)
     _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
     return without_unneeded(rows, gone_columns(house.versions(known), until_lsn))
 

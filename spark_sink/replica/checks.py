@@ -8,27 +8,74 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from cdcpipe.lsn import format_lsn
 from spark_sink.replica import reduction
 from spark_sink.schema.table import has_key
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from pyspark.sql import DataFrame
 
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Place, Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
     Wants: TypeAlias = Callable[[str], None]
     """Records that the table needs a copy, for the reason given."""
 
-__all__ = ["Wants", "check_growth", "checked_summary", "keyed_versions", "leave_out_keyless"]
+__all__ = [
+    "LostKeyError",
+    "Wants",
+    "check_growth",
+    "check_key_kept",
+    "checked_summary",
+    "key_lost_at",
+    "keyed_versions",
+    "leave_out_keyless",
+]
 
 _logger = logging.getLogger(__name__)
+
+
+class LostKeyError(WarehouseError):
+    """The rows of a table are not known, because it has changes that no key tells apart."""
+
+
+def key_lost_at(versions: Sequence[Version], until_lsn: int) -> Place | None:
+    """Return the place up to ``until_lsn`` from which on no key tells the rows apart; None if there is none.
+
+    The key of a later version of the same table tells them apart, too (replica/pieces.py).
+    """
+    keyed: set[int] = set()
+    lost = None
+    for version in reversed(versions):
+        if version.key:
+            keyed.add(version.relation_id)
+        if version.end_lsn <= until_lsn:
+            if version.relation_id in keyed:
+                break
+            lost = version.place
+    return lost
+
+
+def check_key_kept(warehouse: Warehouse, table: Table, changes: DataFrame, until_lsn: int) -> None:
+    """Raise LostKeyError if there are changes up to ``until_lsn`` without a key: a replay would leave them out."""
+    place = key_lost_at(warehouse.versions(table), until_lsn)
+    if place is None:
+        return
+    lsn, ordinal = F.col("_cdc_end_lsn"), F.col("_cdc_ordinal")
+    is_later = (lsn > place[0]) | ((lsn == place[0]) & (ordinal >= place[1]))
+    if not changes.where(is_later & (lsn <= until_lsn)).isEmpty():
+        raise LostKeyError(
+            f"{table} has no key since {format_lsn(place[0])}, and has changed since: no key tells its rows apart",
+            hint="its changelog has the changes; give it a primary key on the server, or ask for an earlier position",
+        )
 
 
 def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:

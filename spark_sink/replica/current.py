@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
+from spark_sink.replica.checks import LostKeyError, check_key_kept
 from spark_sink.replica.replay import LAST_LSN, replay, replay_all, without_unneeded
 from spark_sink.schema.table import gone_columns, has_key
 from spark_sink.spark.sql import quote
@@ -18,29 +20,43 @@ if TYPE_CHECKING:
 
 __all__ = ["read_replica", "register_views"]
 
+_logger = logging.getLogger(__name__)
+
 
 def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> DataFrame:
     """Return the current rows of ``table`` ("schema.name") in the ``warehouse`` directory, as of now.
 
     With Delta Lake it reads the replica. With Parquet it replays the changelog. With ``--deletes soft`` the deleted rows are there,
     too: ``_cdc_deleted_at`` is NULL in the rows that exist.
+
+    If the table has lost its key, its replica has the rows from before. With Parquet this is a WarehouseError if it has changed
+    since.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     if house.format.keeps_replicas:
         return delta.read(spark, house.replica(known))
     changes = changelogs_of(spark, house).read(known)
+    check_key_kept(house, known, changes, LAST_LSN)
     play = replay_all if house.keeps_deleted else replay
     gone = gone_columns(house.versions(known), LAST_LSN)
     return without_unneeded(play(house, known, changes), gone, keeps_deleted=house.keeps_deleted)
 
 
 def register_views(spark: SparkSession, warehouse: str | Path) -> list[str]:
-    """Create a temporary view ``<schema>.<table>`` (one identifier: quote it) for each replica. Returns their names."""
+    """Create a temporary view ``<schema>.<table>`` (one identifier: quote it) for each replica. Returns their names.
+
+    Leaves out a table that `read_replica` refuses because it has lost its key, with a warning.
+    """
     house = Warehouse.existing(warehouse)
     names = []
     for table in house.tables():
         if has_key(house.versions(table)):
-            read_replica(spark, house.root, str(table)).createOrReplaceTempView(quote(str(table)))
+            try:
+                rows = read_replica(spark, house.root, str(table))
+            except LostKeyError as ex:
+                _logger.warning("no view: %s", ex.message)
+                continue
+            rows.createOrReplaceTempView(quote(str(table)))
             names.append(str(table))
     return names

@@ -29,14 +29,15 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.lsn import LSN
+from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
+from spark_sink.replica.checks import key_lost_at
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
-from spark_sink.schema.table import NATIVE, Table
+from spark_sink.schema.table import NATIVE, Table, has_key
 from spark_sink.schema.types import original_name
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
@@ -120,9 +121,10 @@ def verify(
     ``connection`` has options of `cdcpipe`, ``("-d", "shop")``. By default ``staging`` is the directory that the warehouse records.
     ``tell`` is called with the present step, and with the share of the work that is done (0 to 1).
 
-    Tables with nothing to compare are left out: a table without a key, which has no replica; and a table that has become a
-    partition of another published table, if its changes now come as changes of that table. If such a table is named, this is an
-    error. Without ``tables``, there is also a result with a ``problem`` for each published table that the warehouse does not have.
+    Tables with nothing to compare are left out: a table that never had a key, so that it has no replica; and a table that has
+    become a partition of another published table, if its changes now come as changes of that table. If such a table is named, this
+    is an error. Without ``tables``, there is also a result with a ``problem`` for each published table that the warehouse does not
+    have.
     """
     house = Warehouse.existing(warehouse)
     spark = exact_session(spark)
@@ -132,7 +134,7 @@ def verify(
     check_log(house.source(), place)
     check_key(house)
     versions = {table: house.versions(table) for table in chosen}
-    keyless = [table for table in chosen if not (versions[table] and versions[table][-1].key)]
+    keyless = [table for table in chosen if not has_key(versions[table])]
     if keyless and tables:
         raise InvalidArgumentsError(f"{keyless[0]} {_NO_REPLICA}", hint="leave this --table out")
     for table in keyless:
@@ -276,6 +278,10 @@ class _Comparison:
             return TableResult(
                 table, problem="the server has another table of this name, which was created later and has not changed yet"
             )
+        lost = key_lost_at(versions, LAST_LSN)
+        if lost is not None:
+            problem = f"it has no key since {format_lsn(lost[0])}, and its replica has only the rows from before"
+            return TableResult(table, problem=f"{problem}; give it a primary key on the server")
         key = [original_name(name) for name in version.key]
         names = [column[0] for column in there["columns"]]
         if not set(key) <= set(names):

@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,6 +25,8 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
+from spark_sink.replica.as_of import read_as_of
+from spark_sink.replica.current import register_views
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock
@@ -37,7 +41,7 @@ from spark_sink.verify.comparison import (
     VerifyError,
     verify,
 )
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.cli_process import run_spark_cli, spark_cli
 from support.road import HOSTILE, Road
 from support.snapshots import InitialCopy
@@ -511,6 +515,34 @@ def test_what_can_not_be_compared_is_said_before_spark_is_started(
     said = spark_cli(*command, code=2).stderr
     assert "slot unready has changes that the tables lack, and no process takes them" in said
     assert "hint: start cdcpipe-spark run, or run --available-now" in said
+    road.connection.close()
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_table_that_has_lost_its_key_is_not_said_to_be_right(
+    database: postgres.Database, spark: Any, tmp_path: Path, table_format: str
+) -> None:
+    """Its replica has the rows from before. Nobody may take them for the present ones."""
+    road = Verified(database, spark, tmp_path)
+    road.execute("create table t (id int primary key)")
+    road.land()
+    road.execute("insert into t values (1)")
+    road.run(format=table_format)
+    before = road.query("select pg_current_wal_lsn()::text")[0][0]
+    road.execute("alter table t drop constraint t_pkey", "insert into t values (2)")
+    road.run(format=table_format)
+    for names in ([], ["t"]):
+        [found] = road.verify(*names).values()
+        assert re.match(r"it has no key since \w+/\w+, and its replica has only the rows from before", found.problem or "")
+        assert exit_code([found]) == NOT_COMPARED
+    assert [tuple(row) for row in read_as_of(spark, road.warehouse, "public.t", before).collect()] == [(1,)]
+    for at in (datetime.now(UTC), Warehouse.existing(road.warehouse).source().position):
+        with pytest.raises(WarehouseError, match=r"public\.t has no key since .*, and has changed since"):
+            read_as_of(spark, road.warehouse, "public.t", at)
+    if table_format == "parquet":
+        with pytest.raises(WarehouseError, match=r"public\.t has no key since"):
+            road.replica("public.t")
+        assert register_views(spark, road.warehouse) == []
     road.connection.close()
 
 
