@@ -12,18 +12,18 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.replica import reduction
-from spark_sink.schema.table import has_key
+from spark_sink.schema.table import has_key, key_lost_at
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import TypeAlias
 
     from pyspark.sql import DataFrame
 
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
-    from spark_sink.schema.table import Place, Table, Version
+    from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
     Wants: TypeAlias = Callable[[str], None]
@@ -35,7 +35,6 @@ __all__ = [
     "check_growth",
     "check_key_kept",
     "checked_summary",
-    "key_lost_at",
     "keyed_versions",
     "leave_out_keyless",
 ]
@@ -45,23 +44,6 @@ _logger = logging.getLogger(__name__)
 
 class LostKeyError(WarehouseError):
     """The rows of a table are not known, because it has changes that no key tells apart."""
-
-
-def key_lost_at(versions: Sequence[Version], until_lsn: int) -> Place | None:
-    """Return the place up to ``until_lsn`` from which on no key tells the rows apart; None if there is none.
-
-    The key of a later version of the same table tells them apart, too (replica/pieces.py).
-    """
-    keyed: set[int] = set()
-    lost = None
-    for version in reversed(versions):
-        if version.key:
-            keyed.add(version.relation_id)
-        if version.end_lsn <= until_lsn:
-            if version.relation_id in keyed:
-                break
-            lost = version.place
-    return lost
 
 
 def check_key_kept(warehouse: Warehouse, table: Table, changes: DataFrame, until_lsn: int) -> None:

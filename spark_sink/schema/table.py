@@ -27,6 +27,7 @@ __all__ = [
     "gone_columns",
     "gone_from",
     "has_key",
+    "key_lost_at",
     "mergeable_lsn",
     "versions_from_json",
 ]
@@ -216,10 +217,26 @@ def has_key(versions: Iterable[Version]) -> bool:
     return any(version.key for version in versions)
 
 
+def key_lost_at(versions: Sequence[Version], until_lsn: int) -> Place | None:
+    """Return the place up to ``until_lsn`` from which on no key tells the rows apart; None if there is none.
+
+    The key of a later version of the same table tells them apart, too (replica/pieces.py).
+    """
+    keyed: set[int] = set()
+    lost = None
+    for version in reversed(versions):
+        if version.key:
+            keyed.add(version.relation_id)
+        if version.end_lsn <= until_lsn:
+            if version.relation_id in keyed:
+                break
+            lost = version.place
+    return lost
+
+
 def mergeable_lsn(versions: Sequence[Version], lsn: int) -> int:
     """Return up to where a replica can have the changes of a changelog that is at ``lsn``: not beyond the loss of its key."""
-    for index in range(len(versions), 0, -1):
-        if versions[index - 1].key:
-            lost = versions[index:]
-            return min(lsn, lost[0].end_lsn - 1) if lost else lsn
-    return 0
+    if not has_key(versions):
+        return 0
+    lost = key_lost_at(versions, lsn)
+    return lsn if lost is None else lost[0] - 1

@@ -34,10 +34,9 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
-from spark_sink.replica.checks import key_lost_at
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
-from spark_sink.schema.table import NATIVE, Table, has_key
+from spark_sink.schema.table import NATIVE, Table, has_key, key_lost_at
 from spark_sink.schema.types import original_name
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
