@@ -82,6 +82,7 @@ class Opening:
         self._streamer: Streamer | None = None
         self._copied_lsn = 0
         """The newest copy that was recorded before the server was asked."""
+        self._told = Told()
 
     def take_streamer(self) -> Streamer:
         """Return the process that has prepared the slot last. The caller begins the stream, and ends the process."""
@@ -239,14 +240,13 @@ class Opening:
         recorded, epochs, end = account.read(root), list_epochs(root), log_end(root)
         if end is None:
             return None
-        if recorded.end_lsn > end.lsn:
-            _logger.warning(
-                "%s lacks its newest segments, from %s to %s: they were lost, or it is a copy that was made while a launcher wrote",
-                root,
-                format_lsn(end.lsn),
-                format_lsn(recorded.end_lsn),
-            )
-        if recorded.lsn < end.lsn or recorded.end_lsn > end.lsn:
+        lacks_segments = recorded.end_lsn > end.lsn
+        if lacks_segments:
+            missing = f"from {format_lsn(end.lsn)} to {format_lsn(recorded.end_lsn)}"
+            text = f"{root} lacks its newest segments, {missing}: they were lost, or it was copied while a launcher wrote"
+            if self._told.is_news(text, time.monotonic()):
+                _logger.warning("%s", text)
+        if lacks_segments or recorded.lsn < end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
         diverged = divergence.read(root)
         if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record

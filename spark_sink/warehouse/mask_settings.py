@@ -56,7 +56,11 @@ def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
 
 def check_key(house: Warehouse) -> None:
     """Raise WarehouseError if the key of hashes is not that of the tables, InvalidArgumentsError if it is needed and not there."""
-    key, known = house.masks.fingerprint, noted_masks(house.root).get("key")
+    _check_key(house, noted_masks(house.root))
+
+
+def _check_key(house: Warehouse, found: Mapping[str, Any]) -> None:
+    key, known = house.masks.fingerprint, found.get("key")
     if None not in (key, known) and key != known:
         raise WarehouseError(
             f"{KEY_VARIABLE} is not the key with which {house.name} has hashed its columns",
@@ -81,8 +85,8 @@ def settle(house: Warehouse, lock: TableLock) -> None:
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
     not be found any more. Raises InvalidArgumentsError if the key is needed and not there.
     """
-    check_key(house)
     found = noted_masks(house.root)
+    _check_key(house, found)
     if dict(found.get("masks", {})) != house.masks.as_kinds:
         with lock.alone():
             _change(house, found)
