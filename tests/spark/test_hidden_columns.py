@@ -45,6 +45,16 @@ class Hidden:
     def run(self, **changes: Any) -> None:
         spark_sink.run(replace(self.config, **changes), self.spark)
 
+    def copy(self, name: str) -> None:
+        """Copy a table, as `cdcpipe-spark snapshot` does."""
+        copy = TableSnapshot(self.config.launcher, Warehouse.existing(self.warehouse), [f"public.{name}"])
+        try:
+            copy.prepare(lambda: False)
+            copy.start(self.spark, self.staging)
+            copy.wait()
+        finally:
+            copy.stop()
+
     def check(self, *names: str) -> dict[str, TableResult]:
         found = verify(self.spark, self.warehouse, ("-d", self.database.dsn), tables=names, timeout_s=300)
         assert {str(each.table): (each.is_equal, each.problem) for each in found} == dict.fromkeys(names, (True, None))
@@ -228,13 +238,7 @@ def test_rows_that_a_copy_has_brought_get_a_later_mask(spark: Any, database: pos
     hidden.execute("create table person (id int primary key, ssn text)", "insert into person values (1, 'canary')")
     hidden.run()
     hidden.execute("update person set ssn = 'canary-new'")
-    copy = TableSnapshot(hidden.config.launcher, Warehouse.existing(hidden.warehouse), ["public.person"])
-    try:
-        copy.prepare(lambda: False)
-        copy.start(spark, hidden.staging)
-        copy.wait()
-    finally:
-        copy.stop()
+    hidden.copy("person")
     assert hidden.rows("person") == [{"id": 1, "ssn": "canary-new"}]
     hidden.run(masks={"public.person.ssn": "null"})
     hidden.run()
@@ -318,12 +322,6 @@ def test_deleted_rows_get_a_later_mask(
         assert days == [None, None, *[hash_of("infinity")] * 3]
 
     check()
-    copy = TableSnapshot(hidden.config.launcher, Warehouse.existing(hidden.warehouse), ["public.person"])
-    try:
-        copy.prepare(lambda: False)
-        copy.start(spark, hidden.staging)
-        copy.wait()
-    finally:
-        copy.stop()
+    hidden.copy("person")
     check()
     hidden.connection.close()

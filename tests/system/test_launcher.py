@@ -342,6 +342,21 @@ def test_postgres_nothing_behind_a_publications_absence_is_landed(
         check_tables(database, tmp_path, "t")
 
 
+def take_copy(cluster: postgres.Cluster, copy: Path) -> None:
+    """Copy the disk of a server, which is stopped meanwhile."""
+    cluster.stop()
+    subprocess.run(["cp", "-a", cluster.data, copy], check=True)
+    cluster.start()
+
+
+def put_back(cluster: postgres.Cluster, copy: Path) -> None:
+    """Restore a server from the copy of its disk."""
+    cluster.stop("immediate")
+    shutil.rmtree(cluster.data)
+    subprocess.run(["cp", "-a", copy, cluster.data], check=True)
+    cluster.start()
+
+
 def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, tmp_path: Path):
     """The server has the same system identifier and timeline, and writes other changes at the same positions."""
     del pg18  # it skips the test where there is no 18
@@ -354,17 +369,12 @@ def test_postgres_a_server_restored_from_an_older_copy(pg18: postgres.Cluster, t
             with database.connect() as connection:
                 connection.execute("create table t (id int primary key)")
             land(config)
-            cluster.stop()
-            subprocess.run(["cp", "-a", cluster.data, copy], check=True)
-            cluster.start()
+            take_copy(cluster, copy)
             with database.connect() as connection:
                 connection.execute("insert into t select generate_series(1, 5000)")
             land(config)
             check_tables(database, tmp_path, "t")
-            cluster.stop("immediate")
-            shutil.rmtree(cluster.data)
-            subprocess.run(["cp", "-a", copy, cluster.data], check=True)
-            cluster.start()
+            put_back(cluster, copy)
             with database.connect() as connection:
                 connection.execute("insert into t values (5001)")
                 with pytest.raises(GapError, match=r"its WAL ends at .* before .* 1 transaction up to .* public\.t: 5000"):
@@ -397,17 +407,12 @@ def test_postgres_a_server_restored_from_a_copy_older_than_a_tables_copy(tmp_pat
             with database.connect() as connection:
                 connection.execute("create table t (id int primary key)")
                 land(config)
-            cluster.stop()
-            subprocess.run(["cp", "-a", cluster.data, copy], check=True)
-            cluster.start()
+            take_copy(cluster, copy)
             with database.connect() as connection:
                 connection.execute("insert into t select generate_series(1, 5000)")
                 [(text,)] = connection.execute("select pg_current_wal_flush_lsn()::text").fetchall()
                 copied.record(staging, LSN.parse(text))
-            cluster.stop("immediate")
-            shutil.rmtree(cluster.data)
-            subprocess.run(["cp", "-a", copy, cluster.data], check=True)
-            cluster.start()
+            put_back(cluster, copy)
             with database.connect() as connection:
                 with pytest.raises(GapError, match=f"gone back: its WAL ends at .*, before {text}, where tables were copied"):
                     land(config)
