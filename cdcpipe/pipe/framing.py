@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from cdcpipe.errors import ProtocolError
 
-__all__ = ["MAX_HEADER_BYTES", "RecordReader", "encode_header", "scan_records"]
+__all__ = ["MAX_HEADER_BYTES", "RecordReader", "encode_header", "match_header", "scan_records"]
 
 MAX_HEADER_BYTES = 32
 """``w FFFFFFFF/FFFFFFFF 2147483647\n`` has 31 bytes. PostgreSQL sends no message larger than 1 GiB."""
@@ -24,6 +24,18 @@ _HEADER = re.compile(rb"w ([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8}) ([0-9]{1,10})\n"
 def encode_header(lsn: int, length: int) -> bytes:
     """Return the header line of a record of ``length`` bytes whose WAL start is ``lsn``."""
     return b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, length)
+
+
+def match_header(data: bytes | memoryview, pos: int) -> tuple[int, int] | None:
+    r"""Return the LSN of the record whose header begins at ``pos``, and where the record ends; None if no header is there.
+
+    >>> match_header(b"w 0/10 3\nabc", 0)
+    (16, 12)
+    """
+    header = _HEADER.match(data, pos)
+    if header is None:
+        return None
+    return int(header[1], 16) << 32 | int(header[2], 16), header.end() + int(header[3])
 
 
 def _check_beginning(data: bytes) -> None:

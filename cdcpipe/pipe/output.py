@@ -14,6 +14,7 @@ import stat
 from collections import deque
 
 from cdcpipe.errors import OutputError
+from cdcpipe.pipe.framing import match_header
 
 __all__ = ["Output"]
 
@@ -21,14 +22,55 @@ _PIPE_BYTES = 1 << 20
 """The largest pipe that an unprivileged user may have (``/proc/sys/fs/pipe-max-size``). The default is 64 KiB."""
 
 
+class _Chunk:
+    """A chunk, and how much of it is written."""
+
+    __slots__ = ("_ends", "_last_lsn", "_numbers", "_scanned_bytes", "_taken", "data", "is_framed", "written_bytes")
+
+    def __init__(self, data: bytes, ends: list[int], *, is_framed: bool) -> None:
+        self.data = memoryview(data)
+        self.is_framed = is_framed
+        self.written_bytes = 0
+        self._ends = ends
+        self._taken = 0
+        self._numbers: dict[int, int] = {}
+        """For each end, how many ends there are up to it."""
+        self._scanned_bytes = 0
+        self._last_lsn = 0
+
+    def take_ends(self) -> list[int]:
+        """Return all ends of transactions that were not taken before."""
+        return self._ends[self._taken :] if self._taken else self._ends
+
+    def take_written_ends(self) -> list[int]:
+        """Return the ends of the transactions whose last record is written, if they were not taken before.
+
+        The last record of a transaction has the transaction's end as its header LSN. So may the records next to it: others of the
+        same transaction (an output plugin writes several at the commit), and those that begin the next one. So an end counts once
+        all the records in a row that have its LSN are written.
+        """
+        if not self._numbers:
+            self._numbers = {end: i + 1 for i, end in enumerate(self._ends)}
+        begin = self._taken
+        while self.is_framed and (header := match_header(self.data, self._scanned_bytes)):
+            lsn, end = header
+            if self._last_lsn != lsn:
+                self._taken = max(self._taken, self._numbers.get(self._last_lsn, 0))
+            if end > self.written_bytes:
+                break
+            self._scanned_bytes, self._last_lsn = end, lsn
+        return self._ends[begin : self._taken]
+
+
 class Output:
     """Writes chunks to ``fd``, as much as it accepts. Raises OutputError if it is closed or fails.
 
     Each chunk comes with the ends of the transactions in it. ``write`` returns the ends of the chunks that are written completely.
+    ``take_written_ends`` returns those in the chunk that is written partly.
     """
 
     def __init__(self, fd: int) -> None:
-        self._chunks: deque[tuple[memoryview, list[int]]] = deque()
+        self._chunks: deque[_Chunk] = deque()
         self.pending_bytes = 0
         self.fd = fd
         self._socket: socket.socket | None = None
@@ -67,9 +109,9 @@ class Output:
         msg = f"records can't be written: {ex.strerror}"
         return OutputError(msg, hint="the reader has closed the pipe, or the disk is full; nothing more was confirmed")
 
-    def put(self, chunk: bytes, ends: list[int]) -> None:
-        """Queue a chunk."""
-        self._chunks.append((memoryview(chunk), ends))
+    def put(self, chunk: bytes, ends: list[int], *, is_framed: bool = False) -> None:
+        """Queue a chunk. ``is_framed``: it begins with the header of a record, and its records have headers."""
+        self._chunks.append(_Chunk(chunk, ends, is_framed=is_framed))
         self.pending_bytes += len(chunk)
 
     def write(self) -> list[int]:
@@ -77,23 +119,28 @@ class Output:
         ends: list[int] = []
         try:
             while self._chunks:
-                chunk, chunk_ends = self._chunks[0]
-                if len(chunk):
+                chunk = self._chunks[0]
+                rest = chunk.data[chunk.written_bytes :]
+                if rest:
                     if self._socket is not None:
-                        count = self._socket.send(chunk, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
+                        count = self._socket.send(rest, socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0))
                     else:
-                        count = os.write(self.fd, chunk)
+                        count = os.write(self.fd, rest)
                     self.pending_bytes -= count
-                    if count < len(chunk):
-                        self._chunks[0] = (chunk[count:], chunk_ends)
+                    chunk.written_bytes += count
+                    if count < len(rest):
                         continue
                 self._chunks.popleft()
-                ends += chunk_ends
+                ends += chunk.take_ends()
         except BlockingIOError:
             pass  # the consumer is not reading; the stream's loop waits for it
         except OSError as ex:
             raise self._error(ex) from ex
         return ends
+
+    def take_written_ends(self) -> list[int]:
+        """Return the ends of the transactions that are written, in a chunk that is not. `write` does not return them again."""
+        return self._chunks[0].take_written_ends() if self._chunks else []
 
     def close(self) -> None:
         """Restore the descriptor's flags. Queued chunks are dropped."""

@@ -33,7 +33,7 @@ class RecordsOut:
     def __init__(self, fd: int, progress: Progress, *, auto_feedback: bool, check: Callable[[], None] | None = None) -> None:
         self._given_fd = fd
         self._check = check
-        self._held: list[tuple[bytes, list[int]]] = []
+        self._held: list[tuple[bytes, list[int], bool]] = []
         self._held_bytes = 0
         self._progress = progress
         self._auto_feedback = auto_feedback
@@ -53,13 +53,13 @@ class RecordsOut:
         """The number of bytes that wait to be written."""
         return self._output.pending_bytes + self._held_bytes
 
-    def put(self, chunk: bytes, ends: list[int]) -> None:
-        """Queue a chunk. ``ends`` are the ends of the transactions whose last record is in the chunk."""
+    def put(self, chunk: bytes, ends: list[int], is_framed: bool) -> None:
+        """Queue a chunk, and the ends of the transactions whose last record is in it. For ``is_framed``, see `Output.put`."""
         self.bytes += len(chunk)
         if self._check is None:
-            self._output.put(chunk, ends)
+            self._output.put(chunk, ends, is_framed=is_framed)
         else:
-            self._held.append((chunk, ends))
+            self._held.append((chunk, ends, is_framed))
             self._held_bytes += len(chunk)
 
     def release(self) -> None:
@@ -68,17 +68,25 @@ class RecordsOut:
             return
         held, self._held, self._held_bytes = self._held, [], 0
         self._check()
-        for chunk, ends in held:
-            self._output.put(chunk, ends)
+        for chunk, ends, is_framed in held:
+            self._output.put(chunk, ends, is_framed=is_framed)
 
     def write(self) -> None:
         """Write as much as the consumer takes without waiting."""
-        ends = self._output.write()
+        self._note_written(self._output.write())
+
+    def _note_written(self, ends: list[int]) -> None:
         if ends:
             self.transactions += len(ends)
             self._progress.written(ends)
             if self._auto_feedback:
                 self._progress.confirm_written(time.monotonic())
+
+    def confirm(self, lsn: int) -> None:
+        """Pass the consumer's feedback on to ``progress``. It may be for a transaction in a chunk that is only partly written."""
+        if lsn > self._progress.written_lsn:
+            self._note_written(self._output.take_written_ends())
+        self._progress.feedback(lsn, time.monotonic())
 
     def drain(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Write the rest. If the consumer stops reading, give up after `DRAIN_S`.
@@ -129,10 +137,10 @@ class CommandsIn:
         """The descriptor to poll."""
         return self._input.fd
 
-    def read(self, progress: Progress | None) -> None:
-        """Read once, so that a flood of commands holds up nothing else. Pass the highest feedback on to ``progress``.
+    def read(self, confirm: Callable[[int], None] | None) -> None:
+        """Read once, so that a flood of commands holds up nothing else. Pass the highest feedback on to ``confirm``.
 
-        Before a stream there is no progress. Feedback is dropped then, because nothing was written that it could confirm.
+        Before a stream it is None. Feedback is dropped then, because nothing was written that it could confirm.
         """
         feedback = 0
         try:
@@ -149,8 +157,8 @@ class CommandsIn:
             log.info("stdin can't be read: %s", ex.strerror)
             self.is_closed = True
         finally:
-            if feedback and progress is not None:
-                progress.feedback(feedback, time.monotonic())
+            if feedback and confirm is not None:
+                confirm(feedback)
 
     def close(self) -> None:
         """Close the descriptors that this object opened."""

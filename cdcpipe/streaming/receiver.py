@@ -120,7 +120,7 @@ class Receiver:
         progress: Progress,
         tracker: BoundaryTracker,
         options: StreamOptions,
-        put: Callable[[bytes, list[int]], None],
+        put: Callable[[bytes, list[int], bool], None],
         make_room: Callable[[], None],
         *,
         make_feeder: Callable[[Callable[[int, bytes], None]], Feeder] | None,
@@ -144,6 +144,8 @@ class Receiver:
         """The end of the transaction whose records are being taken out of ``transactions``."""
         self._is_plain = self._feeder is None and options.write_header and not options.write_newline
         """Whether the pipe's bytes are a header line and the record, as in `Transactions`."""
+        self._begins_with_header = options.write_header
+        """Whether the next chunk begins with a record's header. The pieces of a held transaction are cut anywhere."""
         self._layouts = _Layouts(int(options.write_newline))
         self._block_suffixes = _BlockSuffixes()
         self._run_class: type[Run] | None = None
@@ -391,9 +393,10 @@ class Receiver:
             self._progress.silent(lsn)
 
     def _put_pieces(self, ends: list[int]) -> None:
-        self._put(b"".join(self._pieces), ends)
+        self._put(b"".join(self._pieces), ends, self._begins_with_header)
         self._pieces.clear()
         self._rendered_bytes = 0
+        self._begins_with_header = self._options.write_header and not (self._is_plain and self.is_taking)
 
     def _keep(self, block: list[bytes]) -> None:
         """Hand over the changes gathered so far from a stream block."""

@@ -156,7 +156,7 @@ class Streamer:
         if self._is_ending:
             return
         if not self._commands.is_closed:
-            self._commands.read(self._progress)
+            self._commands.read(self._records.confirm)
         if self._is_asked_to_end or self._is_abandoned:
             raise _Stopped
         self._records.write()
@@ -278,7 +278,7 @@ class Streamer:
         if self._signals.fd in ready:
             self._signals.clear()
         if commands.fd in ready or self._signals.is_set:
-            commands.read(self._progress)
+            commands.read(records.confirm)
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):

@@ -1,6 +1,8 @@
 """Ways out of the stream on real servers: pipes that close, backends and publications that go, silence."""
 
 import contextlib
+import fcntl
+import json
 import os
 import resource
 import shlex
@@ -33,6 +35,27 @@ def test_ways_out_lose_no_feedback_under_a_backlog(on: PublishedDatabase, way: s
                 cli.signal(signal.Signals[way])
             assert cli.wait_without_reading() == 0, cli.stderr
         assert on.confirmed() == end
+
+
+@pytest.mark.parametrize("options", [(), ("--output", "wal2json", "-o", "format-version=2")], ids=["pgoutput", "wal2json"])
+def test_feedback_for_a_transaction_in_a_chunk_that_is_out_in_part(on18: PublishedDatabase, options: tuple[str, ...]) -> None:
+    """The pipe holds a page, and each chunk has many transactions. The consumer confirms what it has just read, and quits."""
+    insert(on18, 0)
+    with on18.cli(*options) as cli:
+        assert cli.process.stdout is not None
+        cli.take(3)
+        fcntl.fcntl(cli.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        cli.signal(signal.SIGSTOP)
+        backlog(on18, rows=2000, per_transaction=1, width=500)
+        cli.signal(signal.SIGCONT)
+        confirmed = 0
+        for lsn, record in cli.take(1500):
+            if json.loads(record)["action"] == "C" if options else record[:1] == b"C":
+                confirmed = lsn
+        until(cli.is_stdout_full, "a full pipe")
+        cli.say(f"F {confirmed}\nq\n")
+        assert cli.wait_without_reading() == 0, cli.stderr
+    assert on18.confirmed() == confirmed
 
 
 def test_quit_in_the_middle_of_a_huge_transaction(on18: PublishedDatabase) -> None:

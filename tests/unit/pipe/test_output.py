@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cdcpipe.errors import OutputError
-from cdcpipe.pipe.output import Output
+from cdcpipe.pipe.framing import encode_header
+from cdcpipe.pipe.output import Output, _Chunk
 
 
 @pytest.fixture
@@ -41,6 +44,60 @@ def test_ends_are_reported_once_their_chunk_is_out_whole(pipe: tuple[int, int]) 
     assert got == b"first" + big
     assert ends == [2, 3]
     output.close()
+
+
+def _framed(*records: tuple[int, int]) -> bytes:
+    return b"".join(encode_header(lsn, size) + b"x" * size for lsn, size in records)
+
+
+def _put_beyond_the_pipe(output: Output, begin: bytes, ends: list[int], *, is_framed: bool = True) -> None:
+    """Queue a chunk that begins with ``begin``, and of which the pipe takes less than half."""
+    record = encode_header(999, 4 << 20) + b"y" * (4 << 20)
+    output.put(begin + record, ends, is_framed=is_framed)
+
+
+def test_ends_in_a_chunk_that_is_out_in_part(pipe: tuple[int, int]) -> None:
+    """Each counts once the records in a row with its LSN are out: also the next Begin has this LSN."""
+    read_fd, write_fd = pipe
+    output = Output(write_fd)
+    begin = _framed((10, 3), (20, 9), (30, 0), (30, 4), (25, 4), (40, 5), (40, 6))
+    _put_beyond_the_pipe(output, begin, [30, 40, 999])
+    assert output.write() == []
+    assert output.take_written_ends() == [30, 40]
+    assert output.take_written_ends() == []
+    ends: list[int] = []
+    while output.pending_bytes:
+        os.read(read_fd, 1 << 20)
+        ends += output.write()
+    assert ends == [999]
+    output.close()
+
+
+def test_ends_in_a_chunk_of_which_nothing_is_known(pipe: tuple[int, int]) -> None:
+    output = Output(pipe[1])
+    assert output.take_written_ends() == []
+    _put_beyond_the_pipe(output, _framed((10, 3), (20, 3)), [10, 20], is_framed=False)
+    assert output.write() == []
+    assert output.take_written_ends() == []
+    output.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(1, 3)), min_size=1, max_size=20), st.data())
+def test_no_end_counts_before_its_last_record(drawn: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """Transactions have changes of any LSN before their end, and one to three records at it."""
+    records, sizes, ends, lsn = b"", list[int](), list[int](), 100
+    for changes, size, at_end in drawn:
+        lsn += 10
+        records += _framed(*((lsn - 1 - change, size) for change in range(changes)), *((lsn, size) for _ in range(at_end)))
+        ends.append(lsn)
+        sizes.append(len(records))
+    chunk = _Chunk(records, ends, is_framed=True)
+    taken: list[int] = []
+    for written in sorted(data.draw(st.lists(st.integers(0, len(records) - 1), max_size=4))):
+        chunk.written_bytes = written
+        taken += chunk.take_written_ends()
+        assert taken == [end for end, size in zip(ends, sizes, strict=True) if size <= written]
+    assert taken + chunk.take_ends() == ends
 
 
 def test_the_shared_description_stays_blocking(pipe: tuple[int, int]) -> None:

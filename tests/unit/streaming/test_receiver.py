@@ -19,6 +19,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Notice
 from cdcpipe.libpq.direct_copy import DirectCopy, Fields
 from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.pipe.framing import match_header
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming import receiver as receiver_module
@@ -137,7 +138,8 @@ def received(stream: bytes, cuts: list[int], end_lsn: int | None, *, is_whole: b
         transactions = Transactions() if is_whole else None
         tracker = tracker_for("pgoutput", {}, progress, end_lsn, transactions)
 
-        def put(chunk: bytes, chunk_ends: list[int]) -> None:
+        def put(chunk: bytes, chunk_ends: list[int], is_framed: bool) -> None:
+            assert not is_framed or not chunk or match_header(chunk, 0)
             data.extend(chunk)
             ends.extend(chunk_ends)
 
@@ -297,7 +299,7 @@ def test_what_an_output_plugin_writes_at_once_is_handed_on_in_parts() -> None:
         progress,
         tracker,
         OPTIONS,
-        lambda chunk, ends: queued.append((len(chunk), ends)),
+        lambda chunk, ends, _: queued.append((len(chunk), ends)),
         make_room,
         make_feeder=lambda write: WritesAtCommit(write, 1000),
         transactions=None,

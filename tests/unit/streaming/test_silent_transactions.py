@@ -41,7 +41,7 @@ class Stream:
             progress,
             tracker,
             OPTIONS,
-            lambda _, ends: progress.written(ends),
+            lambda _chunk, ends, _is_framed: progress.written(ends),
             lambda: None,
             make_feeder=lambda write: Renderer(plugin, write),
             transactions=transactions,
