@@ -217,19 +217,22 @@ class WholeTracker(PgoutputTracker):
 
 
 class TextTracker(BoundaryTracker):
-    """The tracker for plugins that write a record for each begin and commit, recognized by their first bytes."""
+    """The tracker for plugins that write a record for each begin and end, recognized by their first bytes.
 
-    def __init__(self, progress: Progress, end_position: int | None, begin: bytes, commit: bytes) -> None:
+    As for raw pgoutput, a PREPARE is an end: the consumer has the changes. So is what becomes of the transaction later.
+    """
+
+    def __init__(self, progress: Progress, end_position: int | None, begin: bytes, ends: tuple[bytes, ...]) -> None:
         super().__init__(progress, end_position)
-        self._begin, self._commit = begin, commit
-        self._longest = max(len(begin), len(commit))
+        self._begin, self._end_texts = begin, ends
+        self._longest = max(map(len, (begin, *ends)))
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
-        """Look at a record: a begin, a commit, a change, or a message outside of transactions."""
+        """Look at a record: a begin, an end, a change, or a message outside of transactions."""
         head = bytes(data[: self._longest])
         if head.startswith(self._begin):
             self.progress.begin()
-        elif head.startswith(self._commit):
+        elif head.startswith(self._end_texts):
             self._end(wal_start)
         elif not self.progress.in_transaction:
             self._message(wal_start)
@@ -261,10 +264,10 @@ def tracker_for(
             PgoutputTracker(progress, end_position) if transactions is None else WholeTracker(progress, end_position, transactions)
         )
     if plugin == "test_decoding":
-        return TextTracker(progress, end_position, b"BEGIN", b"COMMIT")
+        return TextTracker(progress, end_position, b"BEGIN", (b"COMMIT", b"PREPARE TRANSACTION", b"ROLLBACK PREPARED"))
     has_transactions = setting({"include-transaction": "on", **options}, "include-transaction") == "on"
     if plugin == "wal2json" and options.get("format-version") == "2" and has_transactions:
-        return TextTracker(progress, end_position, b'{"action":"B"', b'{"action":"C"')
+        return TextTracker(progress, end_position, b'{"action":"B"', (b'{"action":"C"',))
     return RecordTracker(progress, end_position)
 
 

@@ -82,7 +82,9 @@ class Run:
         is_change = np.zeros(256, np.bool_)
         is_change[list(kinds)] = True
         fits = is_change[self.kinds] & (self.ends - self._place > _GAP_BYTES + 1 + _XID_BYTES)
-        fits &= _integers(self._buffer, self._place + _GAP_BYTES + 1) == int.from_bytes(xid)
+        # A record that is too short for an xid may be the last one in the buffer.
+        places = np.minimum(self._place + _GAP_BYTES + 1, len(self._buffer) - _XID_BYTES)
+        fits &= _integers(self._buffer, places) == int.from_bytes(xid)
         return len(fits) if fits.all() else int(np.argmin(fits))
 
     def framed(self, count: int, *, without_xid: bool = False) -> memoryview:

@@ -109,6 +109,22 @@ def test_ways_out_while_a_large_transaction_is_rendered(on18: PublishedDatabase,
     assert on18.confirmed() == lsn
 
 
+@pytest.mark.parametrize("way", ["the end of stdin", "q", "SIGTERM"])
+def test_ways_out_while_debezium_holds_a_huge_record(on18: PublishedDatabase, way: str) -> None:
+    """The plugin keeps each record until the next one. What it has at the end is dropped: nobody waits for room for it."""
+    on18.sql("begin", "insert into t select g, repeat('x', 1500000) from generate_series(1, 40) g", "commit")
+    with on18.cli("--output", "debezium") as cli:
+        cli.take(1)
+        until(cli.is_stdout_full, "a full pipe")
+        if way == "q":
+            cli.say("q\n")
+        elif way == "SIGTERM":
+            cli.signal(signal.SIGTERM)
+        else:
+            cli.close_stdin()
+        assert cli.wait() == (4 if way == "the end of stdin" else 0), cli.stderr
+
+
 def test_stdin_closed_is_4_and_keeps_feedback(on: PublishedDatabase) -> None:
     insert(on, 1)
     with on.cli() as cli:

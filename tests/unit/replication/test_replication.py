@@ -217,9 +217,22 @@ def test_tracker_for(plugin: str, options: dict[str, str | None], kind: type[Bou
 
 def test_text_boundaries() -> None:
     progress = Progress(0)
-    tracker = TextTracker(progress, None, b"BEGIN", b"COMMIT")
+    tracker = TextTracker(progress, None, b"BEGIN", (b"COMMIT",))
     feed(tracker, (1, b"message: x"), (2, b"BEGIN 7"), (3, b"table t: INSERT"), (9, b"COMMIT 7"))
     assert tracker.take() == [1, 9]
+
+
+@pytest.mark.parametrize("outcome", [b"COMMIT PREPARED 'g', txid 7", b"ROLLBACK PREPARED 'g', txid 7"])
+def test_prepared_transactions_of_test_decoding(outcome: bytes) -> None:
+    """The consumer has the changes at the PREPARE. Nothing keeps the end position or the idle slot waiting then."""
+    progress = Progress(0)
+    tracker = tracker_for("test_decoding", {}, progress, 50)
+    feed(tracker, (2, b"BEGIN 7"), (3, b"table t: INSERT"), (9, b"PREPARE TRANSACTION 'g', txid 7"))
+    assert not progress.in_transaction
+    feed(tracker, (20, outcome))
+    assert tracker.take() == [9, 20]
+    tracker.keepalive(50)
+    assert tracker.is_finished
 
 
 def test_unknown_plugins_end_with_each_record() -> None:

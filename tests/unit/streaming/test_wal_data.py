@@ -48,13 +48,20 @@ def test_a_run_is_framed_as_its_records_one_by_one(
     assert buffer.endswith(rest)  # the other messages are untouched
 
 
-@given(st.lists(st.tuples(LOWS, st.sampled_from(b"IUDTRB"), st.sampled_from([7, 8]), st.binary(max_size=300)), max_size=40))
-@example([(1, ord("I"), 7, b"")])
-def test_the_changes_of_a_block_lose_their_xid(drawn: list[tuple[int, int, int, bytes]]) -> None:
+@given(
+    st.lists(st.tuples(LOWS, st.sampled_from(b"IUDTRB"), st.sampled_from([7, 8]), st.binary(max_size=300)), max_size=40),
+    st.booleans(),
+    st.integers(0, 8),
+)
+@example([(1, ord("I"), 7, b"")], False, 64)
+@example([(1, ord("I"), 7, b"x")], True, 0)
+def test_the_changes_of_a_block_lose_their_xid(drawn: list[tuple[int, int, int, bytes]], has_end: bool, spare: int) -> None:
+    """A Stream Stop, which has no xid, may end where the buffer ends."""
     xid = struct.pack(">I", 7)
     messages = [(low, bytes([kind]) + struct.pack(">I", of) + rest) for low, kind, of, rest in drawn]
-    buffer = bytearray(b"".join(wal_data(*each) for each in messages) + bytes(64))
-    run = Run(buffer, 0, len(buffer) - 64)
+    messages += [(9, b"E")] if has_end else []
+    buffer = bytearray(bytes(8) + b"".join(wal_data(*each) for each in messages) + bytes(spare))
+    run = Run(buffer, 8, len(buffer) - spare)
     fits = [record[0] in b"IUDT" and record[1:5] == xid and len(record) > 5 for _, record in messages]
     count = fits.index(False) if False in fits else len(fits)
     assert run.count_of_xid(xid, frozenset(b"IUDT")) == count
