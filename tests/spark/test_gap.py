@@ -163,6 +163,22 @@ def fail(*_: Any) -> Any:
     raise InterruptedError("the copy begins")
 
 
+def test_a_run_ends_where_the_log_has_changes_before_a_gap_and_none_after_it(shop: Shop) -> None:
+    shop.execute("insert into kept values (12, 'in the log')")
+    with spark_sink.Launcher(shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    drop(shop)
+    config = replace(shop.config, launcher=replace(shop.config.launcher, on_gap="resnapshot"))
+    with spark_sink.Runner(config, shop.spark) as runner:
+        until(lambda: runner.progress.tables is not None and runner.launcher.has_ended, deadline_s=SPARK_DEADLINE_S)
+        assert runner.wait(SPARK_DEADLINE_S)
+    shop.check()
+    end = log_end(shop.staging)
+    assert end is not None
+    assert shop.reached == end.lsn
+    assert shop.state() == State.OK
+
+
 def test_a_gap_while_it_runs(shop: Shop) -> None:
     config = replace(shop.config, launcher=replace(shop.config.launcher, available_now=False, on_gap="resnapshot"))
     active = f"select active_pid from pg_replication_slots where slot_name = '{shop.slot}' and active"
