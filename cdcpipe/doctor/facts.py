@@ -12,7 +12,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.publishing import NewPublication
 from cdcpipe.replication.selected import Selection
-from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary
+from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, Unreadable
 
 __all__ = [
     "Asked",
@@ -187,7 +187,8 @@ class Table:
     """A table whose changes are in the stream, or will be."""
 
     published: PublishedTable
-    is_readable: bool
+    unreadable: tuple[Unreadable, ...]
+    """The table, or partitions of it, that this user may not read."""
     hides_rows: bool
     """Whether row-level security hides rows from this user."""
     is_owned: bool

@@ -11,6 +11,7 @@ from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import listed
 from cdcpipe.publishing import FULL
 from cdcpipe.replication.new_publications import contents, identity_statements
+from cdcpipe.replication.tables import grants
 from cdcpipe.sql import quote_identifier, quote_table
 from cdcpipe.units import format_size
 
@@ -100,15 +101,12 @@ def tables(facts: Facts) -> Iterator[Verdict]:
 
 def readable(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the user may read the tables. Streaming does not need this; copying and comparing do."""
-    role = quote_identifier(facts.role.name)
     yield from _each(
         facts,
-        [table for table in facts.tables if not table.is_readable],
-        f"{facts.role.name} may not read it",
+        [table for table in facts.tables if table.unreadable],
+        f"{facts.role.name} may not read it, or partitions of it",
         "it can't be copied or compared",
-        lambda table: (
-            f"GRANT USAGE ON SCHEMA {quote_identifier(table.published.schema)} TO {role}; GRANT SELECT ON {_sql(table)} TO {role}"
-        ),
+        lambda table: "; ".join(grants(facts.role.name, table.unreadable)),
         f"{facts.role.name} may read them all",
     )
 

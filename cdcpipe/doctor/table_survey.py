@@ -15,7 +15,14 @@ from cdcpipe.publishing import own
 from cdcpipe.replication.new_publications import contents
 from cdcpipe.replication.selected import Selection
 from cdcpipe.replication.selection import select
-from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, describe, types_without_binary, unreadable
+from cdcpipe.replication.tables import (
+    PublishedTable,
+    TypeWithoutBinary,
+    describe,
+    hiding_rows,
+    types_without_binary,
+    unreadable,
+)
 from cdcpipe.sql import quote_literal
 
 __all__ = ["Tables", "survey"]
@@ -128,23 +135,24 @@ def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_
         f" LEFT JOIN pg_catalog.pg_class toast ON toast.oid = leaf.reltoastrelid WHERE leaf.oid IN {leaves_of('c.oid')}"
     )
     rows = connection.execute(
-        "SELECT c.oid, pg_catalog.row_security_active(c.oid), pg_catalog.pg_has_role(c.relowner, 'USAGE'),"
+        "SELECT c.oid, pg_catalog.pg_has_role(c.relowner, 'USAGE'),"
         f" ({pages}) * pg_catalog.current_setting('block_size')::int8, {identity_of('c')}::text, {_partitions('c.oid')}"
         f" FROM pg_catalog.pg_class c WHERE c.oid IN ({', '.join(map(str, found))})"
     )
-    hidden = {(each.schema, each.name) for each in unreadable(connection, list(found.values()))}
+    hidden = unreadable(connection, list(found.values()))
+    hiding = hiding_rows(connection, list(found))
     tables = [
         Table(
             published=(published := found[int(oid or 0)]),
-            is_readable=(published.schema, published.name) not in hidden,
-            hides_rows=hides_rows == "t",
+            unreadable=tuple(each for each in hidden if each.published_id == published.relation_id),
+            hides_rows=published.relation_id in hiding,
             is_owned=is_owned == "t",
             size_bytes=int(size or 0),
             identity=None if identity is None else tuple(json.loads(identity)),
             partitions=_parse_partitions(partitions),
             column_sets=column_sets.get(published.relation_id, 1),
         )
-        for oid, hides_rows, is_owned, size, identity, partitions in rows
+        for oid, is_owned, size, identity, partitions in rows
     ]
     return tuple(sorted(tables, key=lambda table: table.name))
 

@@ -24,6 +24,8 @@ __all__ = [
     "check_readable",
     "describe",
     "few",
+    "grants",
+    "hiding_rows",
     "published_tables",
     "types_without_binary",
     "unreadable",
@@ -31,6 +33,17 @@ __all__ = [
 
 
 _SHOWN: Final = 20
+
+_WITH_LEAVES: Final = (
+    "SELECT each.relation, each.relation FROM {source} AS each (relation)"
+    " UNION SELECT each.relation, leaf.oid FROM {source} AS each (relation)"
+    " JOIN pg_catalog.pg_class root ON root.oid = each.relation AND root.relkind = 'p'"
+    f" CROSS JOIN LATERAL {leaves_of('each.relation')} AS leaf"
+)
+"""The tables of a ``source``, and the leaf partitions of the partitioned ones: ``relation`` is the table, ``oid`` has its rows.
+
+A checksum reads a table, a copy its leaf partitions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +93,12 @@ class TypeWithoutBinary(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """A table that this user may not read. ``has_usage``: it may use the table's schema."""
+    """A table or partition that this user may not read. ``has_usage``: it may use its schema. ``published_id``: of which table."""
 
     schema: str
     name: str
     has_usage: bool
+    published_id: int
 
 
 def published_tables(connection: Connection, names: Sequence[str]) -> list[PublishedTable]:
@@ -164,15 +178,21 @@ def types_without_binary(connection: Connection, source: str) -> list[TypeWithou
 
 
 def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> None:
-    """Raise InitError unless this user may read the published columns of all the tables. It has the GRANT for the others."""
-    found = unreadable(connection, tables)
-    if found:
-        user = connection.execute("SELECT current_user")[0][0] or ""
+    """Raise InitError unless this user may read the published columns of all the tables, and all their rows.
+
+    The hint has the SQL that lets the user read them.
+    """
+    user = connection.execute("SELECT current_user")[0][0] or ""
+    if found := unreadable(connection, tables):
         names = [f"{each.schema}.{each.name}" for each in found]
-        raise InitError(f"user {user!r} may not read {few(names)}", hint="; ".join(_grants(user, found)))
+        raise InitError(f"user {user!r} may not read {few(names)}", hint="; ".join(grants(user, found)))
+    hiding = hiding_rows(connection, [table.relation_id for table in tables])
+    if names := [f"{table.schema}.{table.name}" for table in tables if table.relation_id in hiding]:
+        msg = f"row-level security hides rows from user {user!r}, which the stream has and a copy would not have: {few(names)}"
+        raise InitError(msg, hint=f"ALTER ROLE {quote_identifier(user)} BYPASSRLS")
 
 
-def _grants(user: str, found: Sequence[Unreadable]) -> Iterator[str]:
+def grants(user: str, found: Sequence[Unreadable]) -> Iterator[str]:
     """Yield the SQL that lets the user read the tables: each of them, or if they are many, all of their schemas."""
     role = quote_identifier(user)
     schemas = sorted({each.schema for each in found if not each.has_usage})
@@ -192,17 +212,34 @@ def few(names: Sequence[str]) -> str:
 
 
 def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list[Unreadable]:
-    """Return the tables of which this user may not read every published column."""
+    """Return the tables of which this user may not read every published column, and their leaf partitions: a copy reads these."""
     columns = ", ".join(
         f"({table.relation_id}::pg_catalog.oid, {column.number}::pg_catalog.int2)" for table in tables for column in table.columns
     )
     if not columns:
         return []
     rows = connection.execute(
-        "SELECT DISTINCT n.nspname, c.relname, pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
-        f" FROM (VALUES {columns}) AS v (relation, attribute)"
-        " JOIN pg_catalog.pg_class c ON c.oid = v.relation JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f"WITH v (relation, attribute) AS (VALUES {columns}),"
+        f" part (relation, oid) AS ({_WITH_LEAVES.format(source='(SELECT DISTINCT relation FROM v)')})"
+        " SELECT DISTINCT n.nspname, c.relname, pg_catalog.has_schema_privilege(n.oid, 'USAGE'), v.relation"
+        " FROM v JOIN part ON part.relation = v.relation"
+        " JOIN pg_catalog.pg_class c ON c.oid = part.oid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        # The columns of a partition have the names of its root's, and may have other numbers.
+        " JOIN pg_catalog.pg_attribute named ON named.attrelid = v.relation AND named.attnum = v.attribute"
+        " JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = named.attname AND NOT a.attisdropped"
         " WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')"
-        "   OR NOT pg_catalog.has_column_privilege(c.oid, v.attribute, 'SELECT') ORDER BY 1, 2"
+        "   OR NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT') ORDER BY 1, 2"
     )
-    return [Unreadable(schema or "", name or "", has_usage == "t") for schema, name, has_usage in rows]
+    return [Unreadable(schema or "", name or "", has_usage == "t", int(oid or 0)) for schema, name, has_usage, oid in rows]
+
+
+def hiding_rows(connection: Connection, relation_ids: Sequence[int]) -> set[int]:
+    """Return those of the tables of which row-level security hides rows from this user, in the table or in a leaf partition."""
+    if not relation_ids:
+        return set()
+    values = ", ".join(f"({oid}::pg_catalog.oid)" for oid in relation_ids)
+    rows = connection.execute(
+        f"SELECT DISTINCT part.relation FROM ({_WITH_LEAVES.format(source=f'(VALUES {values})')}) AS part (relation, oid)"
+        " WHERE pg_catalog.row_security_active(part.oid)"
+    )
+    return {int(oid or 0) for (oid,) in rows}

@@ -271,6 +271,48 @@ def test_tables_that_may_not_be_read_are_named_before_anything_is_made(database:
         connection.execute("select pg_drop_replication_slot('s')")
 
 
+def test_partitions_that_may_not_be_read_are_named_too(database: postgres.Database, role: str) -> None:
+    """A copy reads the leaf partitions, each with privileges of its own, and columns in an order of its own."""
+    with database.connect() as connection:
+        connection.execute("create table r (gone int, id int primary key, v text) partition by range (id)")
+        connection.execute("alter table r drop column gone; create schema s; create table s.low (v text, id int primary key)")
+        connection.execute("alter table r attach partition s.low for values from (0) to (10)")
+        connection.execute("create table high partition of r for values from (10) to (20)")
+        connection.execute(f"grant select on r, high to {role}; create publication p for table r with (publish_via_partition_root)")
+        options = ("-U", role, "--export-snapshot", "--check-select", "*")
+        code, err = prepare(database, *options)
+        assert code == 2
+        assert f"user '{role}' may not read s.low\n" in err
+        assert connection.execute("select slot_name from pg_replication_slots where slot_name = 's'").fetchall() == []
+        sql = err.partition("hint: ")[2].strip()
+        assert sql == f'GRANT USAGE ON SCHEMA "s" TO "{role}"; GRANT SELECT ON "s"."low" TO "{role}"'
+        connection.execute(sql)
+        assert prepare(database, *options)[0] == 0
+        connection.execute("select pg_drop_replication_slot('s')")
+
+
+def test_row_security_that_hides_rows_from_a_copy_is_named_before_anything_is_made(database: postgres.Database, role: str) -> None:
+    with database.connect() as connection:
+        for table in "hidden", "forced", "open":
+            connection.execute(f"create table {table} (id int primary key); grant select on {table} to {role}")
+        connection.execute("create table root (id int primary key) partition by range (id)")
+        connection.execute(f"create table leaf partition of root for values from (0) to (9); grant select on root, leaf to {role}")
+        for table in "hidden", "forced", "leaf":
+            connection.execute(f"alter table {table} enable row level security")
+        connection.execute("alter table forced force row level security")
+        connection.execute(f"alter table forced owner to {role}; alter table open owner to {role}")
+        connection.execute("create publication p for all tables with (publish_via_partition_root)")
+        options = ("-U", role, "--export-snapshot", "--check-select", "*")
+        code, err = prepare(database, *options)
+        assert code == 2
+        assert f"row-level security hides rows from user '{role}', " in err
+        assert "public.forced, public.hidden, public.root\n" in err
+        assert connection.execute("select slot_name from pg_replication_slots where slot_name = 's'").fetchall() == []
+        connection.execute(err.partition("hint: ")[2].strip())
+        assert prepare(database, *options)[0] == 0
+        connection.execute("select pg_drop_replication_slot('s')")
+
+
 def row_of(connection: psycopg.Connection, sql: str) -> tuple[object, ...]:
     found = connection.execute(sql).fetchone()
     assert found is not None

@@ -74,7 +74,7 @@ def table(name: str = "t", *, columns: str = "id v", **changes: Any) -> Table:
     } | changes.pop("published", {})
     known: dict[str, Any] = {
         "published": PublishedTable(**published),
-        "is_readable": True,
+        "unreadable": (),
         "hides_rows": False,
         "is_owned": True,
         "size_bytes": 8192,

@@ -11,7 +11,7 @@ from cdcpipe.doctor import table_checks
 from cdcpipe.doctor.facts import Asked, Facts, LeftOut, Partition, Restriction, Role, Table
 from cdcpipe.errors import InitError
 from cdcpipe.replication.selected import Selected, Selection
-from cdcpipe.replication.tables import TypeWithoutBinary
+from cdcpipe.replication.tables import TypeWithoutBinary, Unreadable
 from support.doctor_facts import ALL, ASKED, NEW, PUBLICATION, ROLE, facts, judge, on, server, table
 
 MINE = Selected(7, "public", "t", False, 0, False, True, ())
@@ -68,8 +68,8 @@ def test_tables() -> None:
 
 
 def test_readable() -> None:
-    hidden = facts(tables=(table(), table("u", is_readable=False)))
-    fix = 'public.u: … GRANT USAGE ON SCHEMA "public" TO "cdc"; GRANT SELECT ON "public"."u" TO "cdc"'
+    hidden = facts(tables=(table(), table("u", unreadable=(Unreadable("s", "part", False, 1),))))
+    fix = 'public.u: … GRANT USAGE ON SCHEMA "s" TO "cdc"; GRANT SELECT ON "s"."part" TO "cdc"'
     judge(table_checks.readable, hidden, f"warning {fix}")
     judge(table_checks.readable, replace(hidden, asked=replace(ASKED, copy=True)), f"error {fix}")
     judge(table_checks.readable, facts(tables=(table(),)), "ok may read them all")
