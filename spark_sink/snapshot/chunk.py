@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,8 @@ NOT_UTF8_HINT: Final = (
     "in a database with the encoding SQL_ASCII the server converts nothing: correct the value, or leave the column out"
     " (--exclude-column, a column list of the publication); then start again: finished tables stay"
 )
+
+_COPIED_ANEW: Final = "start again: this table is then copied from its beginning"
 
 _LOST: Final = RetryPolicy(attempts=3, first_pause_s=1.0)
 """How often a chunk is read if the connection is lost."""
@@ -224,15 +226,10 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
             if settings:
                 values = (f"set_config({quote_literal(name)}, {quote_literal(value)}, true)" for name, value in settings.items())
                 cursor.execute(f"SELECT {', '.join(values)}")
+            _check(task.chunk, cursor)
             cursor.execute(query)
             yield from cursor.fetch_record_batch()
-            # The query has locked the table. So the file of this moment is the file that was read.
-            cursor.execute(f"SELECT pg_relation_filenode({task.chunk.relation_id}::oid)::int8")
-            if cursor.fetchone()[0] != task.chunk.file:
-                raise RewrittenError(
-                    f"table {task.chunk.table} was rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied",
-                    hint="start again: this table is then copied from its beginning",
-                )
+            _check(task.chunk, cursor)  # ALTER SCHEMA … RENAME waits for no lock on a table
     except (connection.Error, OSError) as ex:
         problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
         if state == LOCK_NOT_AVAILABLE:
@@ -240,14 +237,25 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
                 f"table {task.chunk.table} is locked exclusively", hint="end the transaction that holds the lock"
             ) from ex
         if state in _GONE:
-            raise RewrittenError(
-                f"table {task.chunk.table} was altered while it was copied: {problem}",
-                hint="start again: this table is then copied from its beginning",
-            ) from ex
-        hint = "start again: this table is then copied from its beginning"
-        raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", hint) from None
+            raise RewrittenError(f"table {task.chunk.table} was altered while it was copied: {problem}", hint=_COPIED_ANEW) from ex
+        raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", _COPIED_ANEW) from None
     finally:
         connection.close()
+
+
+def _check(chunk: Chunk, cursor: Any) -> None:
+    """Lock the chunk's table. Raises RewrittenError unless what has its name is the planned table, with its columns and its file."""
+    cursor.execute(chunk.check_query())
+    file, relation_id, has_columns, _ = cursor.fetchone()
+    if relation_id != chunk.relation_id:
+        how = "was altered while it was copied: another table has its name now"
+    elif not has_columns:
+        how = "was altered while it was copied: columns have other names now"
+    elif file != chunk.file:
+        how = "was rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied"
+    else:
+        return
+    raise RewrittenError(f"table {chunk.table} {how}", hint=_COPIED_ANEW)
 
 
 def _columns(task: ChunkTask, batch: pa.RecordBatch) -> list[Converted]:

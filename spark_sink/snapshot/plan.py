@@ -99,6 +99,9 @@ class Chunk:
 
     ``file`` is the table's file at the time of the snapshot. If the table has another file now (TRUNCATE, an ALTER TABLE that
     rewrites the table), the old rows can't be read any more, and pages have other rows.
+
+    A query names the table and its columns, and finds them in today's catalog, also in an old snapshot. There these names may belong
+    to another table or to other columns. `check_query` tells whether they do.
     """
 
     relation_id: int
@@ -124,20 +127,37 @@ class Chunk:
         pages = quote_identifier("cdcpipe pages")
         if self.table.endswith(f".{pages}"):
             pages = quote_identifier("cdcpipe's pages")  # inside, the other name is the table's
+        # A column of the table that is gone must not be found here.
+        first = quote_identifier("cdcpipe first page")
         if self.last_page is None:
             end, last = f"pg_relation_size({self.relation_id}::oid) / current_setting('block_size')::int8", _MAX_PAGE
         else:
             end, last = str(self.last_page), self.last_page
         conditions = [] if condition is None else [condition]
-        conditions.append(f"ctid >= format('(%s,0)', {pages}.first)::tid")
-        conditions.append(f"ctid < format('(%s,0)', least({pages}.first + {self.packed_pages}, {last}))::tid")
+        conditions.append(f"ctid >= format('(%s,0)', {pages}.{first})::tid")
+        conditions.append(f"ctid < format('(%s,0)', least({pages}.{first} + {self.packed_pages}, {last}))::tid")
         named = ", ".join(f"{aggregate} AS a{number}" for number, aggregate in enumerate(aggregates))
         # With OFFSET 0 the server computes each expression once, however often an aggregate uses it.
         rows = f"SELECT {', '.join(expressions)} FROM ONLY {self.table} WHERE {' AND '.join(conditions)} OFFSET 0"
         return (
-            f"SELECT packed.* FROM generate_series({self.first_page}::int8, {end} - 1, {self.packed_pages}) AS {pages} (first), "
+            f"SELECT packed.* FROM generate_series({self.first_page}::int8, {end} - 1, {self.packed_pages}) AS {pages} ({first}), "
             f"LATERAL (SELECT {named} FROM ({rows}) AS selected) AS packed"
         )
+
+    def check_query(self) -> str:
+        """Return a SELECT that locks what has the table's name now. Until the end of the transaction its answer stays true.
+
+        It returns the file of the planned table, the OID of the table that has its name, and whether its columns have their names.
+        """
+        return f"""
+            SELECT pg_relation_filenode({self.relation_id}::oid)::int8, to_regclass({quote_literal(self.table)})::oid::int8,
+                NOT EXISTS (
+                    SELECT FROM pg_attribute a,
+                    LATERAL pg_identify_object_as_address('pg_class'::regclass, a.attrelid, a.attnum) today
+                    WHERE a.attrelid = {self.relation_id} AND a.attnum > 0 AND NOT a.attisdropped
+                    AND a.attname IS DISTINCT FROM today.object_names[3]),
+                EXISTS (SELECT FROM ONLY {self.table} WHERE false)
+        """  # the columns of pg_attribute are those of the snapshot; functions look into today's catalog
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,65 @@ def test_a_table_that_is_altered_is_noticed(source: Source, statement: str) -> N
         source.rows(table)
 
 
+OTHER_NAMES = {
+    "another table": ["alter table t rename to t_old", "create table t (like t_old)"],
+    "another table with other types": ["alter table t rename to t_old", "create table t (id text, price bool)"],
+    "a view": ["alter table t rename to t_old", "create view t as select * from t_old"],
+    "a table whose first name it was": ["alter table t rename to t_old", "alter table other rename to t"],
+    "tables of another schema": ["alter schema s rename to s_old", "create schema s", "create table s.leaf (like s_old.leaf)"],
+    "another leaf": ["alter table s.leaf rename to leaf_old", "create table s.leaf partition of root for values in (2)"],
+    "another column": ["alter table t rename price to price_cents", "alter table t add price int"],
+    "another column of a leaf": ["alter table root rename price to price_cents", "alter table root add price int"],
+    "another column in the row filter": ["alter table t rename wanted to w", "alter table t add wanted bool default true"],
+}
+"""Statements after which the names in a plan belong to another table, or to other columns."""
+
+
+@pytest.mark.parametrize("statements", OTHER_NAMES.values(), ids=OTHER_NAMES)
+def test_what_is_read_is_what_was_planned(source: Source, statements: list[str]) -> None:
+    """A query in an old snapshot finds names in today's catalog."""
+    source.sql(
+        "create table t (id int primary key, dropped int, price int, wanted bool); alter table t drop dropped",
+        "alter table t replica identity full; insert into t values (1, 5, true), (2, 6, false)",
+        "create table other (id int primary key, price int, wanted bool); insert into other values (9, 9, true)",
+        "create schema s; create table root (price int, id int) partition by list (id)",
+        "create table s.leaf (id int, gone int, price int); insert into s.leaf values (1, 0, 5); alter table s.leaf drop gone",
+        "alter table root attach partition s.leaf for values in (1); alter table root replica identity full",
+        "create publication p for table t where (wanted), root with (publish_via_partition_root)",
+    )
+    source.take()
+    tables = source.tables()
+    assert [row["price"] for name in ("t", "root") for row in source.rows(tables[name])] == [5, 5]
+    for path in source.directory.glob("*.json"):
+        path.unlink()
+    source.sql(*statements)
+    changed = tables["root" if any("leaf" in each or "root" in each for each in statements) else "t"]
+    for table in (changed, unpacked(changed)):
+        with pytest.raises(RewrittenError, match=r"was altered while it was copied: (another table|columns have other names)"):
+            source.rows(table)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("alter table t add w int", "alter table t rename to u", "alter table u rename to t"),
+        ("alter table t rename v to w", "alter table t rename w to v", "create table u (like t)", "insert into t values (2, 'y')"),
+        ("alter table t detach partition l", "create schema u"),
+    ],
+)
+def test_a_table_that_has_its_names_again_is_read(source: Source, statements: tuple[str, ...]) -> None:
+    is_root = "partition" in statements[0]
+    source.sql(
+        "create table t (id int, v text)" + (" partition by list (id); create table l partition of t default" if is_root else ""),
+        "insert into t values (1, 'x')",
+        "create publication p for table t with (publish_via_partition_root)",
+    )
+    source.take()
+    table = source.tables()["t"]
+    source.sql(*statements)
+    assert [(row["id"], row["v"]) for row in source.rows(table)] == [(1, "x")]
+
+
 @pytest.mark.parametrize("statement", ["truncate t", "alter table t alter v type int using 1", "vacuum full t"])
 def test_a_table_that_is_written_anew_is_noticed(source: Source, statement: str) -> None:
     source.sql("create table t (id int primary key, v text); insert into t values (1, 'x')", "create publication p for table t")
