@@ -377,9 +377,6 @@ class Runner(Background):
             on_copied=pipeline.take_copied,
             is_stopping=self._stopping.is_set,
         )
-        if self._snapshot.is_needed:
-            assert self.launcher.prepared is not None
-            healer.want_missing(self.launcher.prepared)
         return healer
 
     def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:

@@ -31,10 +31,8 @@ from cdcpipe.threads import Worker
 from cdcpipe.units import format_duration
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
-from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.snapshot.copy import CHUNK_BYTES, finish_killed
-from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
     from spark_sink.snapshot.copy import SnapshotProgress
@@ -109,18 +106,6 @@ class Healer:
         self._thread = Worker(target=self._run, name="cdcpipe-heal", daemon=True)
 
     # --- for the owner ---
-
-    def want_missing(self, prepared: Prepared) -> None:
-        """Have the tables copied that an initial snapshot does not have.
-
-        They came into the publication after it was taken, or they had changes before a run was asked for the snapshot.
-        """
-        homes = Homes(self._warehouse)
-        for each in publication.seen(prepared).tables.values():
-            table = homes.table(each.relation_id, each.table)
-            if not gaps.is_copied_since(self._warehouse, table, 0):
-                why = publication.NOT_COPIED if self._warehouse.has_changelog(table) else publication.CAME
-                wanted_copies.want(self._warehouse, table, int(prepared.wal_lsn), why)
 
     def start(self) -> None:
         """Start the thread, and return at once."""

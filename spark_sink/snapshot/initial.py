@@ -14,7 +14,7 @@ on with the unfinished tables where their copies ended. Once the server holds it
 beginning with a new snapshot, and their changelogs begin at that snapshot.
 
 `_cdcpipe/snapshot.json` in the warehouse records that a snapshot has to be taken, before the slot is created. At the end it records
-that the snapshot is complete.
+that the snapshot is complete. Before that, the published tables that the snapshot left out are recorded as waiting for a copy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
+from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
+from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -36,7 +40,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spark_sink.launcher.config import LauncherConfig
-    from spark_sink.snapshot.homes import Homes
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
@@ -160,7 +163,23 @@ class InitialSnapshot(Snapshot):
         return [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
 
     def _finish(self) -> None:
+        self._want_missing()
         self._note(is_complete=True)
+
+    def _want_missing(self) -> None:
+        """Have the tables copied that this snapshot does not have. Recorded before the end, so that a kill can't lose it.
+
+        They came into the publication after it was taken, or they had changes before a run was asked for it. Tables that came after
+        the last look at the catalog are found by the next look.
+        """
+        seen, homes = published_tables.read(self.warehouse), Homes(self.warehouse)
+        if seen is None:
+            return
+        for each in seen.tables.values():
+            table = homes.table(each.relation_id, each.table)
+            if not is_copied_since(self.warehouse, table, 0):
+                why = publication.NOT_COPIED if self.warehouse.has_changelog(table) else publication.CAME
+                wanted_copies.want(self.warehouse, table, seen.lsn, why)
 
     def _note(self, *, is_complete: bool) -> None:
         path = _path(self.warehouse)

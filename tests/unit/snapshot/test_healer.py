@@ -18,6 +18,7 @@ from spark_sink.snapshot import healer as module
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import SnapshotProgress
 from spark_sink.snapshot.healer import Healer
+from spark_sink.snapshot.initial import InitialSnapshot, is_unfinished
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
@@ -189,11 +190,25 @@ def test_the_catalog_brings_tables_and_takes_them_away(server: Server) -> None:
     assert server.begun == [["public.new"]]
 
 
-def test_what_the_initial_snapshot_lacks_is_copied(server: Server) -> None:
+def test_what_the_initial_snapshot_lacks_is_recorded_before_it_counts_as_complete(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a kill between the two can't lose it: the next run goes on with the snapshot, and records it then."""
     server.house.write_versions(A, [replace(version(90, 0, ID), snapshot=((1, "id"),))])
-    made = healer(server)
-    made.want_missing(server.look(LauncherConfig("slot", server.house.root), lambda: False))
-    made.finish()
+    snapshot = InitialSnapshot(LauncherConfig("slot", server.house.root), server.house, "initial")
+    snapshot._note(is_complete=False)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wanted_copies, "want", killed)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot._finish()
+    assert is_unfinished(server.house)
+    snapshot._finish()
+    assert not is_unfinished(server.house)
+    healer(server).finish()
     assert server.begun == [["public.b", "public.c", "public.d"]]
 
 
