@@ -34,7 +34,7 @@ __all__ = [
     "Wants",
     "check_growth",
     "check_key_kept",
-    "checked_summary",
+    "keyed_changes",
     "keyed_versions",
     "leave_out_keyless",
 ]
@@ -71,34 +71,42 @@ def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
     return versions
 
 
-def leave_out_keyless(changes: DataFrame, piece: Piece, table: Table, what: str, want: Wants | None = None) -> DataFrame:
-    """Leave out changes or rows from before the key's columns existed. Warns how many; ``what`` says of which."""
-    kept = reduction.with_key(changes, piece.columns)
-    left_out = changes.count() - kept.count()
+def leave_out_keyless(rows: DataFrame, piece: Piece, table: Table, want: Wants | None = None) -> DataFrame:
+    """Leave out the replica's rows that have no value for the piece's key. Warns how many."""
+    kept = reduction.with_key(rows, piece.columns)
+    left_out = rows.count() - kept.count()
     if left_out:
-        _logger.warning(
-            "table %s: %d %s from before its key was (%s) have no value for this key, and are only in the changelog; to copy them "
-            "to the replica, the table is copied anew: by run --heal, or cdcpipe-spark snapshot --table %s",
-            table,
-            left_out,
-            what,
-            ", ".join(piece.key),
-            table,
-        )
-        if want is not None:
-            want(f"{what} from before its key was ({', '.join(piece.key)}) have no value for this key")
+        _name_keyless(table, piece, left_out, "rows", want)
     return kept
 
 
-def checked_summary(changes: DataFrame, piece: Piece, table: Table) -> Summary:
-    """Return the summary of `reduction.summarize`. Raises WarehouseError if a change has no value for the key."""
+def keyed_changes(changes: DataFrame, piece: Piece, table: Table, want: Wants | None = None) -> tuple[DataFrame, Summary]:
+    """Return the changes that have a value for the piece's key, and their summary. Warns how many are left out.
+
+    The others are from before the key, or from a time when its columns took NULL: the catalog knows only the key of today.
+    """
     summary = reduction.summarize(changes, piece.columns)
     if summary.keyless:
-        raise WarehouseError(
-            f"{summary.keyless} changes of {table} have no value for its key ({', '.join(piece.key)})",
-            hint="the key's columns were added after these changes; the changelog has all of them",
-        )
-    return summary
+        _name_keyless(table, piece, summary.keyless, "changes", want)
+        changes = reduction.with_key(changes, piece.columns)
+        summary = reduction.summarize(changes, piece.columns)
+    return changes, summary
+
+
+def _name_keyless(table: Table, piece: Piece, count: int, what: str, want: Wants | None) -> None:
+    """Warn of changes or rows without a value for the key; ``what`` says of which."""
+    key = ", ".join(piece.key)
+    _logger.warning(
+        "table %s: %d %s have no value for its key (%s), and are only in the changelog; to copy their rows to the replica, the "
+        "table is copied anew: by run --heal, or cdcpipe-spark snapshot --table %s",
+        table,
+        count,
+        what,
+        key,
+        table,
+    )
+    if want is not None:
+        want(f"{what} have no value for its key ({key})")
 
 
 def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Wants | None = None) -> None:

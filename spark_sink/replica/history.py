@@ -21,7 +21,7 @@ from pyspark.sql.types import BooleanType, LongType, StructField, StructType, Ti
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica import reduction
-from spark_sink.replica.checks import checked_summary, keyed_versions, leave_out_keyless
+from spark_sink.replica.checks import keyed_changes, keyed_versions, leave_out_keyless
 from spark_sink.replica.ends import all_ends, ends_all, first_time
 from spark_sink.replica.fills import filled
 from spark_sink.replica.layout import OPTIONAL
@@ -135,7 +135,7 @@ def _carried(current: DataFrame, ended: list[DataFrame], part: DataFrame, piece:
     if piece.is_new_key:
         lost = reduction.with_keys(current, piece.columns).where(reduction.lacks_key(piece.columns))
         ended.append(_ended(lost.select(*map(quote, current.columns)), part, piece))
-        current = leave_out_keyless(current, piece, table, "rows")
+        current = leave_out_keyless(current, piece, table)
     return current
 
 
@@ -154,12 +154,10 @@ def _without_range(changes: DataFrame) -> DataFrame:
 
 def _versions(part: DataFrame, current: DataFrame | None, piece: Piece, table: Table) -> DataFrame:
     """Return the versions that the changes of a piece make, and the ``current`` ones, with the range of each."""
-    if piece.is_before_key:
-        part = leave_out_keyless(part, piece, table, "changes")
     barriers = all_ends(part)
     rows = _without_range(part)
     rows = rows if current is None else current.unionByName(rows)
-    summary = checked_summary(rows, piece, table)
+    rows, summary = keyed_changes(rows, piece, table)
     events = reduction.events_of(reduction.with_keys(rows, piece.columns), summary)
     events = events.withColumn("_cdc_segment", F.size(F.filter(barriers, lambda each: each["at"] < F.col("_cdc_position"))))
     events = _with_known(events, summary)

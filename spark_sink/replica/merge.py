@@ -13,7 +13,7 @@ These rules hold everywhere; the changes of a key apply in the order of their po
 
 - A snapshot is the whole table at its position. Earlier changes do not count any more.
 - Changes from before the table had a key use the key that it got later, if they have its columns. Rows and changes without a value
-  for a later key, because its columns were added after them, are left out: no later change could find them.
+  for the key are left out: no later change could find them. They are from before its columns, or from before these were NOT NULL.
 - The last change of a key decides whether there is a row. A change of the key ends the row of the old key and begins one of the new
   key.
 - TRUNCATE ends all earlier rows. So do a captured DROP TABLE, and another table under the same name.
@@ -46,7 +46,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import reduction
-from spark_sink.replica.checks import check_growth, checked_summary, leave_out_keyless
+from spark_sink.replica.checks import check_growth, keyed_changes
 from spark_sink.replica.layout import OPTIONAL, existing_rows, first_columns, replica_properties
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
@@ -155,13 +155,13 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
 
 def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, until: Position) -> DataFrame:
     """Return the rows of a replica that is made anew after a snapshot. Deleted rows of the present replica are kept."""
-    path = warehouse.replica(table)
+    path, want = warehouse.replica(table), partial(want_copy, warehouse, table, until.lsn)
     if not warehouse.keeps_deleted:
-        return replay(warehouse, table, changes, until_lsn=until.lsn)
+        return replay(warehouse, table, changes, until_lsn=until.lsn, want=want)
     state = delta.state(path)
     if state is None:
-        return replay_all(warehouse, table, changes, until_lsn=until.lsn)
-    rows = replay(warehouse, table, changes, until_lsn=until.lsn, keeps_deleted=True)
+        return replay_all(warehouse, table, changes, until_lsn=until.lsn, want=want)
+    rows = replay(warehouse, table, changes, until_lsn=until.lsn, want=want, keeps_deleted=True)
     snapshots = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= until.lsn]
     if not snapshots:
         return rows
@@ -255,9 +255,7 @@ def _merge_piece(
     """Merge the changes of one piece into the replica, and record ``position``."""
     path, part, keeps_deleted = warehouse.replica(table), changes, warehouse.keeps_deleted
     changes = reduction.without_marks(changes, piece.gone)
-    if piece.is_before_key:
-        changes = leave_out_keyless(changes, piece, table, "changes", want)
-    summary = checked_summary(changes, piece, table)
+    changes, summary = keyed_changes(changes, piece, table, want)
     ends_all = summary.truncated_at is not None or piece.is_new_table
     if delta_log.exists(path):
         if ends_all and keeps_deleted:

@@ -180,8 +180,13 @@ def lacks_key(key: Key) -> Column:
 
 
 def with_key(changes: DataFrame, key: Key) -> DataFrame:
-    """Return the changes that have a value for each column of the key."""
-    return with_keys(changes, key).where(~lacks_key(key)).select(*map(quote, changes.columns))
+    """Return the changes that have a value for each column of the key. An update that takes it from a row becomes a delete."""
+    lacks, old = lacks_key(key), F.col("_cdc_old_key")
+    had = fold(lambda a, b: a & b, (old.getField(f"k{i}").isNotNull() for i in range(len(key))))
+    ends = lacks & F.col("_cdc_is_move") & had
+    kept = with_keys(changes, key).where(~lacks | ends)
+    op = F.when(ends, F.lit("delete")).otherwise(F.col("_cdc_op"))
+    return kept.withColumn("_cdc_op", op).select(*map(quote, changes.columns))
 
 
 def summarize(changes: DataFrame, key: Key) -> Summary:

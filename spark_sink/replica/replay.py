@@ -13,7 +13,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_sink.replica import reduction
-from spark_sink.replica.checks import check_growth, checked_summary, keyed_versions, leave_out_keyless
+from spark_sink.replica.checks import check_growth, keyed_changes, keyed_versions, leave_out_keyless
 from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
 from spark_sink.replica.former_masks import with_new_masks
@@ -193,9 +193,9 @@ def _fitting(
 ) -> tuple[DataFrame, DataFrame | None]:
     """Return the rows that have a value for the piece's key, and the deleted ones that lack it and stay as they are."""
     if not keeps_deleted:
-        return leave_out_keyless(rows, piece, table, "rows", want), None
+        return leave_out_keyless(rows, piece, table, want), None
     deleted, keyless = _keyed(rows.where(is_deleted()), piece)
-    return leave_out_keyless(rows.where(~is_deleted()), piece, table, "rows", want).unionByName(deleted), keyless
+    return leave_out_keyless(rows.where(~is_deleted()), piece, table, want).unionByName(deleted), keyless
 
 
 def _check_kept(warehouse: Warehouse, table: Table, changes: DataFrame, after_lsn: int, until_lsn: int) -> None:
@@ -233,9 +233,7 @@ def _rows_left(
     changes: DataFrame, piece: Piece, table: Table, *, is_checked: bool, want: Wants | None, keeps_deleted: bool
 ) -> DataFrame:
     """Return the rows after the changes of a piece."""
-    if piece.is_before_key:
-        changes = leave_out_keyless(changes, piece, table, "changes", want)
-    summary = checked_summary(changes, piece, table)
+    changes, summary = keyed_changes(changes, piece, table, want)
     columns = reduction.data_columns(changes.schema)
     rows = reduction.reduce(changes, piece.columns, columns, summary, keeps_deleted=keeps_deleted)
     exists = ~F.col("_cdc_gone")

@@ -13,6 +13,7 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.replica import merge
 from spark_sink.replica.fills import filled
+from spark_sink.replica.history import read_history
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
@@ -106,8 +107,40 @@ def test_rows_from_before_the_keys_columns(
         if end == 30:
             assert ordered(found) == [(1, 11, "y1"), (2, 12, "y2"), (4, 14, "another")]
     assert ordered(found) == ordered(replayed(spark, house)) == [(1, 11, "y1"), (1, 12, "z1")]
-    assert "have no value for this key" in caplog.text
+    assert "have no value for its key (c)" in caplog.text
     assert "cdcpipe-spark snapshot --table public.t" in caplog.text
+
+
+# c has become the key, and was NOT NULL from then on. Under REPLICA IDENTITY FULL the key of older changes is that of the catalog.
+NULLABLE = [
+    change("insert", 10, (1, 11, "v1")),
+    change("insert", 10, (2, 12, "v2"), 1),
+    change("insert", 20, (7, None, "v7")),
+    change("update", 20, (1, None, "x1"), 1, old=(1, 11, "v1")),
+    change("update", 30, (7, 17, "x7"), old=(7, None, "v7")),
+    change("insert", 30, (3, 13, "x3"), 1),
+]
+
+
+@pytest.mark.parametrize("begins", ["insert", "snapshot"])
+@pytest.mark.parametrize("cuts", [(10, 20, 30), (10, 30), (20, 30)])
+def test_changes_from_a_time_when_the_keys_columns_took_null(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: str, cuts: tuple[int, ...]
+) -> None:
+    """They are left out, as those without the columns are, and the table needs a copy. Other tables go on."""
+    house, versions = made(tmp_path), [at(10, K), at(20, C)]
+    if begins == "snapshot":
+        versions[0] = replace(versions[0], snapshot=((1, "k"), (2, "c"), (3, "v")))
+    changes = [(*row[:4], begins, *row[5:]) if row[6] == 10 else row for row in NULLABLE]
+    for start, end in zip((0, *cuts), cuts, strict=False):
+        found = bring(spark, house, changes, versions, start, end)
+        if end == 20:
+            assert ordered(found) == [(2, 12, "v2")]
+        assert ["changes have no value for its key (c)" in each.why for each in waiting(house)] == [True] * (end >= 20)
+    assert ordered(found) == ordered(replayed(spark, house)) == [(2, 12, "v2"), (3, 13, "x3"), (7, 17, "x7")]
+    current = read_history(spark, tmp_path, "public.t").where("is_current")
+    assert ordered(current) == ordered(found)
+    assert "2 changes have no value for its key (c), and are only in the changelog" in caplog.text
 
 
 # Two rows at a time have the same k; c tells them apart.
