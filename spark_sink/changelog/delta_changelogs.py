@@ -23,7 +23,7 @@ from spark_sink.files import places
 from spark_sink.schema.table import has_key
 from spark_sink.schema.types import replica_schema, typed_schema
 from spark_sink.spark.sql import literal
-from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse import purged_changes, stored_histories
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
@@ -111,8 +111,15 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         return _snapshot_layout(self.open_files(table, schema).table)
 
     def add_snapshot(self, table: Table, directory: Path, files: Sequence[WrittenFile], position: Position) -> None:
-        """Move the files to the table, and commit them without a position."""
+        """Move the files to the table, and commit them without a position.
+
+        This commit ends that the changelog counts as set back (delta/log.py). So first note what RESTORE has taken from it.
+        """
         path = self._warehouse.changelog(table)
+        end = delta_log.newest(path)
+        if end is not None and end.is_restored:
+            purged_changes.record(self._warehouse, table, end.lsn)
+            purged_changes.check(self._warehouse, table, position.lsn - 1)
         places.move_files(directory, path, (file.name for file in files))
         file_table.commit(file_table.open_table(path), files, position, is_reached=False)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.files import places
@@ -71,6 +72,18 @@ def test_a_copy_ends_that_a_table_counts_as_set_back(house: Warehouse) -> None:
     commit(path, "RESTORE")
     commit(path, "WRITE", {"txn": {"appId": "cdcpipe", "version": 60}})  # Spark's commit for us
     assert house.format.end(path) == (60, False)
+
+
+def test_a_copy_before_the_next_start_notes_what_the_changelog_has_lost(house: Warehouse) -> None:
+    spark: Any = None
+    changelogs, directory = changelogs_of(spark, house), house.root / "copy"
+    commit(house.changelog(FRUIT), "RESTORE")
+    with pytest.raises(purged_changes.PurgedError):  # a copy from before the loss would not make up for it
+        changelogs.add_snapshot(FRUIT, directory, [], Position(1, 20))
+    changelogs.add_snapshot(FRUIT, directory, [], Position(1, 50))
+    fit.check_tables(house, Position(1, 60))
+    assert purged_changes.last_lsn(house, FRUIT) == 20
+    assert waiting(house) == []
 
 
 def test_a_start_looks_at_each_log_once(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
