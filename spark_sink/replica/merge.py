@@ -52,7 +52,7 @@ from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
 from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
-from spark_sink.schema.table import gone_columns
+from spark_sink.schema.table import gone_columns, key_lost_at
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["bring", "finish_merges", "finish_snapshots", "merge_changes", "remake"]
@@ -125,6 +125,7 @@ def _bring_without_spark(warehouse: Warehouse, table: Table, piece: Piece, posit
 def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Position) -> None:
     """Rebuild a Delta replica from the whole changelog, in one commit. Its position is ``position``, or later.
 
+    If the table has lost its key, its position is that of its last copy, or the loss: a later key tells the changes since apart.
     Does nothing for a table without a key. Nobody else may write the table meanwhile.
     """
     path, versions = warehouse.replica(table), warehouse.versions(table)
@@ -136,8 +137,9 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
         return
     reached = (warehouse.source().position, Position(position.epoch, changes_lsn))
     until = max(position, *filter(None, reached), key=lambda each: each.lsn)
+    until = Position(until.epoch, _appliable_lsn(versions, until.lsn))
     changes = changelogs_of(spark, warehouse).read(table)
-    gone = gone_columns(warehouse.versions(table), until.lsn)
+    gone = gone_columns(versions, until.lsn)
     rows = without_unneeded(_remade(spark, warehouse, table, changes, until), gone, keeps_deleted=warehouse.keeps_deleted)
     if state is not None:
         delta.widen(spark, path, state.schema, rows.schema)
@@ -151,6 +153,13 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
     else:
         # Without `recording`: Delta would skip a commit with a position that the table has already.
         delta.overwrite(path, rows, gone)
+
+
+def _appliable_lsn(versions: Sequence[Version], lsn: int) -> int:
+    """Return the last LSN up to ``lsn`` at which a replay has all rows: it leaves out changes that no key tells apart."""
+    lost = key_lost_at(versions, lsn)
+    copies = [version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn]
+    return lsn if lost is None else max([lost[0] - 1, *copies])
 
 
 def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, until: Position) -> DataFrame:

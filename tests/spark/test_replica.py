@@ -2,6 +2,7 @@
 
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,25 @@ def test_changes_from_a_time_when_the_keys_columns_took_null(
     current = read_history(spark, tmp_path, "public.t").where("is_current")
     assert ordered(current) == ordered(found)
     assert "2 changes have no value for its key (c), and are only in the changelog" in caplog.text
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_changes_after_a_copy_without_a_key_come_with_a_later_key(spark: Any, tmp_path: Path, is_removed: bool) -> None:
+    """The copy has the rows of its position. The replica must not say that it has the changes since."""
+    house, copied = made(tmp_path), replace(at(130, NONE), snapshot=((1, "k"), (2, "c"), (3, "v")))
+    versions = [at(10, K), at(100, NONE), copied, at(300, K)]
+    changes = [change("insert", lsn, (lsn, None, "v")) for lsn in (10, 110)]
+    changes += [change("snapshot", 130, (lsn, None, "v"), n) for n, lsn in enumerate((10, 110))]
+    changes += [change("insert", lsn, (lsn, None, "v")) for lsn in (150, 200, 300)]
+    bring(spark, house, changes, versions, 0, 90)
+    if is_removed:
+        shutil.rmtree(house.replica(TABLE))
+    bring(spark, house, changes, versions, 90, 200)
+    merge.remake(spark, house, TABLE, Position(1, 130))
+    assert delta_log.newest_lsn(house.replica(TABLE)) == 130
+    found = bring(spark, house, changes, versions, 200, 300)
+    assert sorted(row[0] for row in ordered(found)) == [10, 110, 150, 200, 300]
+    assert delta_log.newest_lsn(house.replica(TABLE)) == 300
 
 
 # Two rows at a time have the same k; c tells them apart.
