@@ -59,9 +59,15 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     """Bring a table's history to the position ``until`` of its changelog. Creates the history if it does not exist.
 
     Does nothing for a table without a key, and for one with an unfinished snapshot. Raises WarehouseError if changes that it needs
-    have been purged. The caller holds the right to write histories. ``lock`` is the lock of this process's pipeline.
+    have been purged, or if another program has set the history back. The caller holds the right to write histories. ``lock`` is the
+    lock of this process's pipeline.
     """
     path, known = house.history(table), stored_histories.facts(house, table)
+    if known is not None and known.is_restored:
+        raise WarehouseError(
+            f"RESTORE has set the history of {table} back to an earlier version, and it lacks versions since",
+            hint=f"move {path} away: a new history begins with what the changelog has",
+        )
     with lock.reading():
         versions = _versions(house, table)
     if not versions or merge_without_spark(house, table, versions, known, until):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.delta import log as delta_log
 from spark_sink.warehouse.formats import SPARK
 
 if TYPE_CHECKING:
@@ -33,13 +34,17 @@ class HistoryFacts:
     lsn: int
     after_lsn: int
     copies: frozenset[int]
+    is_restored: bool = False
+    """Whether another program has set the history back (RESTORE): it lacks versions, and its log does not say which."""
 
     def known_lsn(self, versions: Sequence[Version]) -> int:
         """Return the LSN up to which the history is right.
 
         A snapshot may come to the changelog after later changes have come to the history. Then the history is right up to the
-        snapshot only.
+        snapshot only. One that was set back is right nowhere.
         """
+        if self.is_restored:
+            return 0
         return min([self.lsn, *(copy - 1 for copy in copies_until(versions, self.lsn) - self.copies)])
 
     def has(self, lsn: int, versions: Sequence[Version]) -> bool:
@@ -72,7 +77,9 @@ def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
             return None
         found = log.metadata["configuration"]
         copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
-        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies)
+        end = delta_log.newest(log.path)
+        is_restored = end is not None and end.is_restored
+        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies, is_restored)
 
 
 def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:

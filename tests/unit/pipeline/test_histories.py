@@ -1,5 +1,6 @@
 """The rounds that bring the stored histories up to date, without Spark: one history that can't go on does not stop the others."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_sink.delta import log as delta_log
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.pipeline.histories import Histories
 from spark_sink.replica.history import history_schema
@@ -78,6 +80,28 @@ def test_a_copy_counts_when_the_warehouse_has_passed_it(
     spark: Any = None
     Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
     assert brought == [Position(2, lsn) for lsn in expected]
+
+
+def test_a_history_that_was_set_back_is_named(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log says that it has all changes. Neither `as-of` nor a purge may rely on this."""
+    house.forget(B)
+    path, schema = house.history(A), history_schema(StructType([StructField("id", LongType())]))
+    Rewrite.new(path, ID, schema, stored_histories.first_properties(house, A, 0, frozenset())).commit(Position(1, 100))
+    restore = {"commitInfo": {"operation": "RESTORE", "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}}
+    delta_log.commit_path(path, 1).write_text(json.dumps(restore))
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    spark: Any = None
+    Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
+    (message,) = caplog.messages
+    assert message.startswith(
+        "the history of public.a stays as it is: RESTORE has set the history of public.a back to an earlier version"
+    )
+    assert message.endswith(f"; move {path} away: a new history begins with what the changelog has")
+    found = stored_histories.facts(house, A)
+    assert found is not None
+    assert (found.known_lsn(house.versions(A)), found.has(50, house.versions(A))) == (0, False)
 
 
 def test_a_history_that_cannot_go_on_stays_as_it_is(
