@@ -127,6 +127,41 @@ def test_an_index_that_is_missing_or_damaged_is_made_anew(segment: Path, damage)
     assert {path.name for path in segment.parent.iterdir()} == {segment.name, index_path.name, "epoch.json"}
 
 
+def test_a_page_of_zeros_anywhere_in_an_index_is_noticed(log: Log) -> None:
+    """A power cut leaves such pages: the file is not synced."""
+    rows = [Insert(None, A.relation_id, (b"1", b"x"))] * 6
+    segment = log.segment(*([A, *rows, Origin(5, f"o{number}")] for number in range(400))).path
+    built = build(segment)
+    index_path = segment.with_suffix(".idx")
+    intact, page = index_path.read_bytes(), 512
+    damaged = [intact[:at] + bytes(len(intact[at : at + page])) + intact[at + page :] for at in range(0, len(intact), page)]
+    assert len(damaged) > 100
+    for contents in damaged:
+        index_path.write_bytes(contents)
+        assert_same(load(segment), built)
+        assert index_path.read_bytes() == intact
+
+
+def test_a_changed_byte_anywhere_in_an_index_is_noticed(segment: Path) -> None:
+    built = build(segment)
+    index_path = segment.with_suffix(".idx")
+    intact = index_path.read_bytes()
+    for at in range(0, len(intact), 7):
+        index_path.write_bytes(intact[:at] + bytes([intact[at] ^ 0x10]) + intact[at + 1 :])
+        assert_same(load(segment), built)
+        assert index_path.read_bytes() == intact
+
+
+def test_an_index_without_a_checksum_is_made_anew(segment: Path) -> None:
+    """Such as those of format 2 and before."""
+    built = build(segment)
+    intact = segment.with_suffix(".idx").read_bytes()
+    for size in (-4, 4, 1):
+        segment.with_suffix(".idx").write_bytes(intact[:size])
+        assert_same(load(segment), built)
+    assert segment.with_suffix(".idx").read_bytes() == intact
+
+
 def test_an_index_of_another_format_is_made_anew(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(segment)
     intact = segment.with_suffix(".idx").read_bytes()
