@@ -205,7 +205,11 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
         why = (
             "each micro-batch adds files to each table that it touches; without room for one, the pipeline stops as on a full disk"
         )
-        yield warning(said, why, "use a file system with more inodes, or shorter times: --vacuum-retention, --optimize-interval")
+        fix = (
+            "use a file system with more inodes, or make --seal-interval and --replica-interval longer, or --vacuum-retention and "
+            "--log-retention shorter"
+        )
+        yield warning(said, why, fix)
     else:
         yield ok(said)
 

@@ -13,7 +13,8 @@ at each table at least once an hour, and reads only its log (delta/log.py: no Sp
   than ``keep_history_s`` from the histories (upkeep/purge.py).
 - VACUUM deletes files that have not been part of the table for ``vacuum_retention_s``; older versions of the table can't be read
   after that. It runs once in this time, but at least once a day, and only where there are old files that are not part of the
-  table (delta/unused_files.py). Checkpoints do not name such files for longer (delta/removed_files.py).
+  table (delta/unused_files.py). If they are too many for one list, it runs again at the next look. Checkpoints do not name such
+  files for longer (delta/removed_files.py).
 
 The warehouse records when the last two were done (recorded_times.py).
 
@@ -49,7 +50,7 @@ from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.removed_files import are_names_kept, keep_names
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
-from spark_sink.delta.unused_files import unused_files
+from spark_sink.delta.unused_files import is_unfinished, unused_files
 from spark_sink.files import clock, places
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
@@ -249,6 +250,9 @@ class Upkeep:
                     held.close()
                 if unused:
                     delta.vacuum(self._spark, path, unused, kept_s)
+            if is_unfinished(path, unused):
+                _logger.info("%s: VACUUM looked at %d files; the next look takes the others", path, len(unused))
+                return
         self._times.record(name)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:

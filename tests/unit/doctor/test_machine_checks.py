@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -176,6 +177,13 @@ def test_space(free: int, needed: int, rate: float | None, expected: str) -> Non
 )
 def test_space_for_files(free: int | None, expected: str) -> None:
     judge(directories.space(directory(free_files=free)), expected)
+
+
+def test_what_makes_fewer_files() -> None:
+    """Compacting more often does not: it adds files, and the small ones stay for `--vacuum-retention` even so."""
+    (found,) = directories.space(directory(free_files=1000))
+    options = re.findall(r"--[a-z-]+", found.fix or "")
+    assert options == ["--seal-interval", "--replica-interval", "--vacuum-retention", "--log-retention"]
 
 
 def test_no_space_is_known_where_there_is_no_directory() -> None:

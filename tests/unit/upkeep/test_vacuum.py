@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta import sql as delta
+from spark_sink.delta import unused_files as unused_files_module
 from spark_sink.delta.removed_files import keep_names
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.unused_files import unused_files
@@ -22,6 +23,7 @@ from spark_sink.files import clock
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.upkeep import purge, upkeep
+from spark_sink.upkeep.recorded_times import is_due
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
@@ -87,8 +89,11 @@ class Vacuums:
     events: list[str] = field(default_factory=list)
     listed: list[list[str]] = field(default_factory=list)
     hours: list[float] = field(default_factory=list)
+    deletes: bool = False
 
     def vacuum(self, _: Any, path: Path, files: Sequence[Listed], retention_s: float) -> None:
+        for file in files if self.deletes else ():
+            (path / file.name).unlink()
         self.events.append(f"VACUUM {path.parent.name}")
         self.listed.append([file.name for file in files])
         self.hours.append(retention_s / 3600)
@@ -120,6 +125,38 @@ def test_without_such_files_there_is_no_vacuum(house: Warehouse, vacuums: Vacuum
     times = json.loads((house.root / "_cdcpipe/vacuumed.json").read_text())
     assert times.keys() == {"changelog/public.fruit", "replica/public.fruit"}
     assert all(times.values())
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_after_a_full_list_vacuum_takes_the_others_at_the_next_look(
+    house: Warehouse, vacuums: Vacuums, monkeypatch: pytest.MonkeyPatch, *, deletes: bool
+) -> None:
+    """They used to wait for the next day, so a table that left more files than a list has each day grew for ever.
+
+    VACUUM may keep all files of a list, for readers of older versions. Then it comes the next day.
+    """
+    monkeypatch.setattr(unused_files_module, "_MOST_FILES", 2)
+    vacuums.deletes = deletes
+    (house.replica(FRUIT) / "part-left-over.parquet").unlink()
+    for number in range(4):
+        name = house.changelog(FRUIT) / f"part-left-over-{number}.parquet"
+        name.write_bytes(b"rows")
+        os.utime(name, (DAY_AGO, DAY_AGO))
+
+    def looks() -> list[int]:
+        """Let upkeep look once, and return how many files each list had until now."""
+        take_care(house)
+        return [len(names) for names in vacuums.listed]
+
+    def is_any_due() -> bool:
+        return is_due(house, vacuum_retention_s=3600.0, purges=False, purges_histories=False)
+
+    assert looks() == [2]
+    assert is_any_due() == deletes  # so the next run with --available-now looks, too
+    assert looks() == ([2, 2] if deletes else [2])
+    assert looks() == ([2, 2, 1] if deletes else [2])
+    assert not is_any_due()
+    assert looks() == ([2, 2, 1] if deletes else [2])
 
 
 def test_vacuum_keeps_files_for_longer_where_new_ones_look_old(
