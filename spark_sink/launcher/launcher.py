@@ -193,7 +193,7 @@ class Launcher(Background):
                 return
             # Only now: the opening counts changes in segments if the server has gone back.
             remove_consumed(config.staging, config.retention)
-            self._note(position=opening.position)
+            self._note(position=opening.position, gaps=opening.gaps)
             self.prepared = prepared
             self._ready.set()
             sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention, self.seals)

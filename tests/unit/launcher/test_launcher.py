@@ -405,6 +405,20 @@ def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fa
     assert "lacks its newest segments" in caplog.text
 
 
+def test_a_gap_counts_from_the_moment_at_which_it_is_passed(fake: Callable[..., Fake]):
+    """A gap that was found at the start used to count at the next reconnect only, days later."""
+    made = fake(WORK)
+    made.run()
+    config = made.config(available_now=False, on_gap="resnapshot")
+    made.set_turns([*({} for _ in made.starts), {"confirmed": "0/9000"}, {"exit": 3}])
+    made.set_looks([*({} for _ in made.read("looks")), {"confirmed": "0/A000"}])
+    launcher = Launcher(config)
+    with launcher:
+        assert launcher.progress.gaps == 1
+        until(lambda: launcher.progress.gaps == 2)
+    assert [epoch.gap is not None for epoch in list_epochs(made.staging)] == [False, True, True]
+
+
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
     made = fake(WORK, [{}, {"exit": 3}])
     made.set_looks([{"confirmed": "0/9000"}])

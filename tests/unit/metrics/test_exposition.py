@@ -42,6 +42,7 @@ def test_a_scrape_gets_the_values_of_its_moment() -> None:
     assert [value(second, f"cdcpipe_c_seconds_{end}") for end in ("count", "sum")] == [2, 1e6 + 0.02]
     assert [value(second, "cdcpipe_c_seconds_bucket", le=le) for le in ("0.01", "0.025", "1800.0", "+Inf")] == [0, 1, 1, 2]
     assert value(second, "process_open_fds")
+    assert value(second, "process_start_time_seconds")  # an alert needs it
     with pytest.raises(ConnectionError):
         scrape(port)
     assert "cdcpipe-metrics" not in {thread.name for thread in threading.enumerate()}

@@ -70,6 +70,13 @@ def test_an_alert_uses_metrics_that_exist(rule: dict[str, Any]) -> None:
     assert {*re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])} <= labels
 
 
+def test_alerts_see_one_pipeline_of_two_that_ends_and_a_gap_at_the_start() -> None:
+    expressions = {rule["alert"]: rule["expr"] for rule in RULES}
+    scraped = yaml.safe_load((ROOT / "examples/compose/prometheus.yml").read_text())["scrape_configs"]
+    assert f'up{{job="{scraped[0]["job_name"]}"}} == 0' in expressions["CdcpipeAbsent"]
+    assert "or (cdcpipe_gaps_total > 0 and time() - process_start_time_seconds < 3600)" in expressions["CdcpipeGap"]
+
+
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 
 
