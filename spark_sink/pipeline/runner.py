@@ -180,9 +180,9 @@ class Runner(Background):
         try:
             with ExitStack() as stack:
                 self._bring(stack)
-            last_error.clear(self.config.launcher.staging)
         except _StoppedError:
             _logger.info("stopped before Spark was started")
+        last_error.clear(self.config.launcher.staging)
 
     def _bring(self, stack: ExitStack) -> None:
         """Bring the slot's changes to the tables until the run ends. ``stack`` stops all that was started, in reverse order."""
@@ -426,6 +426,8 @@ class Runner(Background):
                 self._error.__cause__ = ex
             jvm.show_held()
             last_error.note(self.config.launcher.staging, "run", self._error)
+            return
+        last_error.clear(self.config.launcher.staging)  # these are good ends, too
 
     # --- the lag behind the server ---
 

@@ -171,6 +171,39 @@ def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.Mon
     assert (noted["command"], noted["message"]) == ("run", "unexpected FileNotFoundError")
 
 
+def noted(tmp_path: Path) -> Runner:
+    """Return a runner after a run that has left its error."""
+    (tmp_path / "staging").mkdir(mode=0o700)
+    last_error.note(tmp_path / "staging", "run", StagingError("the disk was full"))
+    return Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+
+
+def test_a_run_that_is_stopped_before_spark_has_started_removes_the_last_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each end with exit code 0 does. `status --check` was CRITICAL for an error of long ago after a planned stop."""
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    made = noted(tmp_path)
+    made.request_stop()
+    with made:
+        assert made.wait()
+    assert last_error.read(tmp_path / "staging") is None
+
+
+@pytest.mark.parametrize("ended", ["the server's answer", "Spark"])
+def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: str
+) -> None:
+    made = noted(tmp_path)
+    made._stopping.set()
+    monkeypatch.setattr(made, "_spark", object())
+    monkeypatch.setattr(runner.jvm, "has_ended", lambda _: ended == "Spark")
+    monkeypatch.setattr(made._published, "is_interrupted", ended != "Spark")
+    made._take_error(RuntimeError("a result of the stop"))
+    assert last_error.read(tmp_path / "staging") is None
+    assert made.error is None
+
+
 class Ended:
     """A launcher that has ended with an error."""
 
