@@ -64,12 +64,16 @@ def command(*, metrics: Address | None, **options: Any) -> None:
                 for text in warnings_of(table for table in launcher.prepared.tables if table["refused"]):
                     _logger.warning("%s", text)
             service.tick(is_streaming=True)
-            recorder = history.Recorder(config.staging, time.monotonic())
+
+            def count() -> history.Counts:
+                return history.Counts(launcher.progress.records, launcher.progress.size)
+
+            recorder = history.Recorder(config.staging, time.monotonic(), count())
             while not launcher.wait(line.interval_s):
                 progress, now = launcher.progress, time.monotonic()
                 line.update(progress, now)
                 service.tick(is_streaming=True)
-                recorder.tick(now, time.time(), lambda: history.Counts(launcher.progress.records, launcher.progress.size))
+                recorder.tick(now, time.time(), count)
         except Exception as ex:
             last_error.note(config.staging, "land", ex)
             raise

@@ -387,9 +387,13 @@ class Runner(Background):
         """
         launcher, tables = self.launcher, 0
         is_told = False
-        recorder = history.Recorder(self.config.launcher.staging, time.monotonic())
+
+        def count() -> history.Counts:
+            return _counts(launcher.progress, pipeline.progress, self._lag(pipeline))
+
+        recorder = history.Recorder(self.config.launcher.staging, time.monotonic(), count())
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
-            recorder.tick(time.monotonic(), time.time(), lambda: _counts(launcher.progress, pipeline.progress, self._lag(pipeline)))
+            recorder.tick(time.monotonic(), time.time(), count)
             if launcher.progress.gaps > self._gaps_healed:
                 self._pass_gap(spark, pipeline, healer)
             if pipeline.progress.tables > tables:

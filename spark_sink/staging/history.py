@@ -55,14 +55,20 @@ class Sample:
 
 
 class Recorder:
-    """Writes the samples of one program. The owner of the staging directory's lock calls ``tick`` at each turn of its loop."""
+    """Writes the samples of one program. The owner of the staging directory's lock calls ``tick`` at each turn of its loop.
 
-    def __init__(self, root: Path, now: float, *, interval_s: float = _INTERVAL_S, first_s: float = _FIRST_S) -> None:
+    ``before`` is what the program has counted until ``now``. It does not come into the samples: it may have come in hours, while
+    the tables were copied.
+    """
+
+    def __init__(
+        self, root: Path, now: float, before: Counts, *, interval_s: float = _INTERVAL_S, first_s: float = _FIRST_S
+    ) -> None:
         self._path = root / _NAME
         self._interval_s = interval_s
         self._since = now
         self._due_at = now + first_s
-        self._before = Counts(0, 0, 0)
+        self._before = before
         self._has_failed = False
 
     def tick(self, now: float, time_s: float, count: Callable[[], Counts]) -> None:
