@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
@@ -23,7 +24,7 @@ from typing import Final, Self
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.publishing import ColumnPattern
 
-__all__ = ["HASH", "KEY_VARIABLE", "NO_MASKS", "NULL", "OFF", "REDACT", "Masks", "parse_masks"]
+__all__ = ["HASH", "KEY_VARIABLE", "NO_MASKS", "NULL", "OFF", "REDACT", "Masks", "mask_options", "parse_masks"]
 
 NULL, REDACT, HASH, OFF = "null", "redact", "hash", "off"
 _KINDS: Final = (NULL, REDACT, HASH)
@@ -45,6 +46,11 @@ def parse_masks(texts: Iterable[str]) -> dict[str, str]:
         ColumnPattern.parse(pattern, "--mask")
         found[pattern] = kind
     return found
+
+
+def mask_options(kinds: Mapping[str, str]) -> str:
+    """Return the options that name these masks, as one types them in a shell: ``--mask public.person.ssn=hash``."""
+    return " ".join(f"--mask {shlex.quote(f'{pattern}={kind}')}" for pattern, kind in sorted(kinds.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from spark_sink.staging.readers import read_readers, reader_place, register_read
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.mask_settings import settle
+from spark_sink.warehouse.mask_settings import check_kept, settle
 from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -359,8 +359,9 @@ class Pipeline:
         epochs = list_epochs(self.staging)
         if not epochs:
             raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
+        check_kept(self.warehouse, self.staging)  # before there is a warehouse, if it is new
         position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
-        settle(self.warehouse, self.lock)
+        settle(self.warehouse, self.lock, self.staging)
         fit.name_less_readable(self.warehouse)
         removed = removed_position(self.staging)
         reached = read_readers(self.staging).get(READER)

@@ -55,7 +55,7 @@ from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments
 from spark_sink.warehouse.lock import lock_file
-from spark_sink.warehouse.mask_settings import check_new
+from spark_sink.warehouse.mask_settings import check_kept, check_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,6 +139,7 @@ class Runner(Background):
             check_usable(self._warehouse.root, "the warehouse")
         launcher = self.config.launcher
         check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)
+        check_kept(self._warehouse, launcher.staging)
         self._warehouse.masks.with_key()  # a missing key is found before there is a slot
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:

@@ -130,7 +130,7 @@ class Snapshot:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._epochs = epochs
         self._bind(epochs[-1])
-        settle(self.warehouse, TableLock(self.warehouse.local_root(self.config.staging)))
+        settle(self.warehouse, TableLock(self.warehouse.local_root(self.config.staging)), self.config.staging)
         self._spark = spark
         datasource.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))

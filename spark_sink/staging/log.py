@@ -9,6 +9,7 @@
     readers/NAME.json                                the position of a reader (readers.register_reader)
     known.json                                       the account of the slot: up to which LSN the log is complete (account.py)
     copied.json                                      the position of the newest copy of a table (copied.py)
+    masks.json                                       the masks of the tables that the log feeds (table_masks.py)
     last_error.json                                  the error with which the last run or land ended (last_error.py)
     history.jsonl                                    rates and lags of the last day (history.py)
     lock                                             held by the launcher (lock.py)

@@ -1,14 +1,16 @@
 """Notes in the warehouse which columns are masked since when, and what has data from before a change.
 
     check_new(house, tables)    # before a new mask is noted: refuses a wrong name of a column, warns of one that masks nothing
-    settle(house, lock)         # before the first row is written: notes the masks in force, refuses what can't be changed
+    check_kept(house, staging)  # before a new warehouse begins: refuses one that lacks masks of the former one on this log
+    settle(house, lock, staging)  # before the first row is written: notes the masks in force, refuses what can't be changed
     check_unchanged(house)      # before a copy comes to the tables: its rows have the masks that are noted now
     check_key(house)            # before hashes are compared: the key is that of the hashes in the tables
 
     _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends, and the
                             tables that had rows then
 
-A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back.
+A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back. The log has a
+copy of the masks in force (staging/table_masks.py). So a warehouse that is made anew has all of them, or is told which it gives up.
 """
 
 from __future__ import annotations
@@ -16,23 +18,26 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
-from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks
+from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks, mask_options
 from cdcpipe.publishing import ColumnPattern
 from spark_sink.files.places import make_directory, write_json
 from spark_sink.schema.types import original_name
+from spark_sink.staging import table_masks
 from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.wanted_copies import want
-from spark_sink.warehouse.warehouse import MASKS_VERSION, WarehouseError, masks_path, noted_masks
+from spark_sink.warehouse.warehouse import MASKS_VERSION, WarehouseError, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+    from pathlib import Path
 
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_key", "check_new", "check_unchanged", "settle"]
+__all__ = ["check_kept", "check_key", "check_new", "check_unchanged", "settle"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +59,23 @@ def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
             _logger.warning("--mask %s masks no column of a published table", pattern)
 
 
+def check_kept(house: Warehouse, staging: Path) -> None:
+    """Raise InvalidArgumentsError if the tables that the log in ``staging`` has fed had a mask of which ``house`` knows nothing.
+
+    It was deleted, or is a copy from before the mask. A mask that a start names counts, also one that it takes back.
+    """
+    known = {*noted_masks(house.root).get("masks", {}), *house.new_masks}
+    lost = {pattern: kind for pattern, kind in table_masks.read(staging).items() if pattern not in known}
+    if lost:
+        which = house.name if house.exists else f"{house.name}, which is new,"
+        raise InvalidArgumentsError(
+            f"the tables that the log in {staging} has fed had masks that {which} does not have:"
+            f" {', '.join(f'{pattern}={kind}' for pattern, kind in sorted(lost.items()))}",
+            hint=f"start run with {mask_options(lost)}; or to show the values from now on, with"
+            f" {mask_options(dict.fromkeys(lost, OFF))}",
+        )
+
+
 def check_key(house: Warehouse) -> None:
     """Raise WarehouseError if the key of hashes is not that of the tables, InvalidArgumentsError if it is needed and not there."""
     _check_key(house, noted_masks(house.root))
@@ -64,7 +86,7 @@ def _check_key(house: Warehouse, found: Mapping[str, Any]) -> None:
     if None not in (key, known) and key != known:
         raise WarehouseError(
             f"{KEY_VARIABLE} is not the key with which {house.name} has hashed its columns",
-            hint="set the former key: with another one the same value has another hash; or begin another warehouse",
+            hint=f"set the former key: with another one the same value has another hash; or {another(house.root)}",
         )
 
 
@@ -77,19 +99,22 @@ def check_unchanged(house: Warehouse) -> None:
         )
 
 
-def settle(house: Warehouse, lock: TableLock) -> None:
+def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
 
-    Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks.
+    Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging`` gets
+    them after the warehouse: if this ends in between, the log has a mask too many, and not one too few.
 
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
-    not be found any more. Raises InvalidArgumentsError if the key is needed and not there.
+    not be found any more. Raises InvalidArgumentsError if the key is needed and not there, and what `check_kept` raises.
     """
+    check_kept(house, staging)
     found = noted_masks(house.root)
     _check_key(house, found)
     if dict(found.get("masks", {})) != house.masks.as_kinds:
         with lock.alone():
             _change(house, found)
+    table_masks.record(staging, house.masks.as_kinds)
 
 
 def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
@@ -144,5 +169,5 @@ def _check_key_columns(house: Warehouse, table: Table, names: Collection[tuple[s
     for column in sorted(then ^ now):
         raise WarehouseError(
             f"the mask of {table}.{column} can't be changed: it is part of the key, and {house.name} has rows of this table",
-            hint=f"keep it ({HASH if column in then else OFF}), or begin another warehouse",
+            hint=f"keep it ({HASH if column in then else OFF}), or {another(house.root)}",
         )

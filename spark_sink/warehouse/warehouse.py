@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from cdcpipe.masks import Masks
+from cdcpipe.masks import Masks, mask_options
 from spark_sink.delta.log import LogCache
 from spark_sink.files.local import NEWER, RESTORE
 from spark_sink.files.parsed import ParsedFiles
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["MASKS_VERSION", "Source", "Warehouse", "WarehouseError", "encode_name", "masks_path", "noted_masks"]
+__all__ = ["MASKS_VERSION", "Source", "Warehouse", "WarehouseError", "another", "encode_name", "masks_path", "noted_masks"]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
@@ -65,9 +65,6 @@ CHECKPOINT: Final = "_cdcpipe/checkpoint"
 
 READER: Final = "tables"
 """The name of the reader in the staging directory that records the position of the tables."""
-
-_ANOTHER = "--warehouse, --staging and -S, each another one"
-"""What another warehouse needs."""
 
 FIRST_CHANGES: Final = "wait until cdcpipe-spark run has brought the first changes"
 """The hint for a warehouse that no changes have reached."""
@@ -146,6 +143,13 @@ def noted_masks(root: Path) -> dict[str, Any]:
     return found
 
 
+def another(root: Path) -> str:
+    """Return the advice to begin another warehouse than the one at ``root``. It names what the new one would lack without a word."""
+    masks = noted_masks(root).get("masks", {})
+    kept = f", and the masks of this one: {mask_options(masks)}" if masks else ""
+    return f"begin another warehouse (--warehouse, --staging and -S, each another one{kept})"
+
+
 def encode_name(table: Table) -> str:
     """Return the name of a table's directory. It differs for each table, and is valid in any file system."""
     if not table.schema:
@@ -200,7 +204,8 @@ class Warehouse:
         self.readers = readers
         self.widens_columns = self.format.widens_columns and widen != APART and (widen is not None or readers == SPARK)
         """Whether a column is widened. Otherwise values of a wider type go to another column (schema/types.py)."""
-        self._new_masks = masks or {}
+        self.new_masks = masks or {}
+        """What the arguments of this object change in the masks that the warehouse has noted."""
         self.sanitizes_names = column_names == SANITIZE
         """Whether new columns get names that need no column mapping (schema/types.py)."""
         self.keeps_deleted = deletes == SOFT
@@ -216,7 +221,7 @@ class Warehouse:
     @cached_property
     def masks(self) -> Masks:
         """The masked columns: as the warehouse has noted, and as the arguments of this object change that."""
-        return Masks.of({**noted_masks(self.root).get("masks", {}), **self._new_masks})
+        return Masks.of({**noted_masks(self.root).get("masks", {}), **self.new_masks})
 
     def typed(self, relation: Relation) -> Relation:
         """Return a table's description with the types that its columns have in this warehouse."""
@@ -344,18 +349,17 @@ class Warehouse:
         if found.get("format") != self.format.name:
             raise InvalidArgumentsError(
                 f"{self.name} has {found.get('format')} tables, not {self.format.name}",
-                hint=f"use --format {found.get('format')}, or begin another warehouse ({_ANOTHER})",
+                hint=f"use --format {found.get('format')}, or {another(self.root)}",
             )
         if found.get("types", EXACT) != self.types:
             raise InvalidArgumentsError(
                 f"the tables in {self.name} have {found.get('types', EXACT)} types, not {self.types} ones",
-                hint=f"use --types {found.get('types', EXACT)}, or begin another warehouse ({_ANOTHER}):"
-                " a table's columns keep their types",
+                hint=f"use --types {found.get('types', EXACT)}, or {another(self.root)}: a table's columns keep their types",
             )
         if found.get("deletes") == SOFT and not self.keeps_deleted:
             raise InvalidArgumentsError(
                 f"the replicas in {self.name} have deleted rows, with the time in _cdc_deleted_at",
-                hint=f"use --deletes soft; for replicas without them, begin another warehouse ({_ANOTHER})",
+                hint=f"use --deletes soft; for replicas without them, {another(self.root)}",
             )
 
     def record(self, position: Position, staging: Path | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,33 @@ def test_masked_columns(
     with pytest.raises(CdcpipeError, match=r"public\.people was public\.person, and --mask names its"):
         hidden.run()
     assert hidden.files_with(b"canary-people", hidden.warehouse) == []
+    hidden.connection.close()
+
+
+def test_a_warehouse_that_is_made_anew_does_not_show_what_was_masked(
+    spark: Any, database: postgres.Database, tmp_path: Path
+) -> None:
+    """The pages say: delete the warehouse, and start `run -c`. The mask was given once, and the warehouse kept it."""
+    hidden = Hidden(spark, database, tmp_path)
+    hidden.execute("create table person (id int primary key, ssn text)", "insert into person values (1, 'canary')")
+    hidden.run(masks={"public.person.ssn": "redact"})
+    hidden.run()
+    assert hidden.rows("person") == [{"id": 1, "ssn": "***"}]
+    shutil.rmtree(hidden.warehouse)
+    for snapshot in (None, "initial"):
+        with pytest.raises(InvalidArgumentsError, match=r"does not have: public\.person\.ssn=redact"):
+            hidden.run(snapshot=snapshot)
+    with pytest.raises(InvalidArgumentsError, match=r"does not have: public\.person\.ssn=redact"):
+        spark_sink.Pipeline(spark, hidden.staging, hidden.warehouse).start()
+    assert not hidden.warehouse.exists()
+    hidden.run(masks={"public.person.ssn": "null"})
+    hidden.run()
+    assert hidden.rows("person") == [{"id": 1, "ssn": None}]
+    assert hidden.files_with(b"canary", hidden.warehouse) == []
+    shutil.rmtree(hidden.warehouse)
+    hidden.run(masks={"public.person.ssn": "off"})
+    hidden.run()
+    assert hidden.rows("person") == [{"id": 1, "ssn": "canary"}]
     hidden.connection.close()
 
 

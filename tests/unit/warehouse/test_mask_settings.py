@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE
+from spark_sink.files.local import DamagedFileError
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table, Version
-from spark_sink.staging.log import Position
+from spark_sink.staging import table_masks
+from spark_sink.staging.log import Position, StagingError
 from spark_sink.warehouse import landed_snapshots, mask_settings, wanted_copies
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.mask_settings import check_key, check_new, check_unchanged
+from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new, check_unchanged
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
 
 KEY = "0123456789abcdef"
@@ -33,8 +36,14 @@ def house(root: Path, **masks: str) -> Warehouse:
     return Warehouse(root, "delta", masks={f"public.person.{column}": kind for column, kind in masks.items()})
 
 
+def staging_of(made: Warehouse) -> Path:
+    staging = made.root.parent / f"{made.root.name}-staging"
+    staging.mkdir(exist_ok=True)
+    return staging
+
+
 def settle(made: Warehouse) -> None:
-    mask_settings.settle(made, TableLock(made.root))
+    mask_settings.settle(made, TableLock(made.root), staging_of(made))
 
 
 @pytest.fixture
@@ -99,7 +108,7 @@ def test_masks_that_change(root: Path, caplog: pytest.LogCaptureFixture) -> None
 def test_what_can_not_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WarehouseError, match=r"the mask of public\.person\.email can't be changed") as raised:
         settle(house(root, email="hash"))
-    assert raised.value.hint == "keep it (off), or begin another warehouse"
+    assert raised.value.hint == "keep it (off), or begin another warehouse (--warehouse, --staging and -S, each another one)"
     assert wanted_copies.waiting(house(root)) == []
     settle(house(root, phone="hash"))
     monkeypatch.setenv(KEY_VARIABLE, KEY + "!")
@@ -160,3 +169,85 @@ def test_masks_that_a_newer_version_has_noted(root: Path) -> None:
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(WarehouseError, match=r"masks\.json has version 2; this program knows 1"):
         Warehouse.existing(root).masks  # noqa: B018 - every user of the masks reads them here
+
+
+def begin(made: Warehouse) -> Warehouse:
+    """Begin a warehouse, as a start of `run` does, and return it."""
+    check_kept(made, staging_of(made))
+    (made.root / "_cdcpipe").mkdir(parents=True)
+    (made.root / "_cdcpipe/warehouse.json").write_text(json.dumps(IDENTITY))
+    settle(made)
+    return made
+
+
+def test_a_warehouse_that_is_made_anew_keeps_its_masks_or_gives_them_up(tmp_path: Path) -> None:
+    """Later starts need no ``--mask``. So who deletes the warehouse, as the pages say, starts without one, too."""
+    root = tmp_path / "warehouse"
+    begin(house(root, email="hash", phone="redact"))
+    settle(house(root, phone="off", p="null"))
+    masks = {"public.person.email": "hash", "public.person.p": "null"}
+    assert table_masks.read(staging_of(house(root))) == masks
+    shutil.rmtree(root)
+    with pytest.raises(
+        InvalidArgumentsError, match=r"which is new, does not have: public\.person\.email=hash, .*\.p=null"
+    ) as caught:
+        begin(house(root))
+    assert not root.exists()
+    assert caught.value.exit_code == 1
+    assert caught.value.hint == (
+        "start run with --mask public.person.email=hash --mask public.person.p=null; or to show the values from now on, with"
+        " --mask public.person.email=off --mask public.person.p=off"
+    )
+    with pytest.raises(InvalidArgumentsError, match=r"does not have: public\.person\.p=null"):
+        begin(house(root, email="null"))
+    begin(house(root, email="null", p="off"))
+    assert table_masks.read(staging_of(house(root))) == {"public.person.email": "null"}
+    settle(house(root))
+    settle(house(root, email="off"))
+    settle(house(root))
+    shutil.rmtree(root)
+    begin(house(root))
+
+
+def test_an_older_copy_of_a_warehouse_has_no_fewer_masks(root: Path) -> None:
+    settle(house(root, phone="null"))
+    masks_path(root).unlink()
+    for made in (house(root), Warehouse.existing(root)):
+        with pytest.raises(InvalidArgumentsError, match=r"-staging has fed had masks that \S+ does not have"):
+            settle(made)
+    assert not masks_path(root).exists()
+    settle(house(root, phone="null"))
+
+
+def test_a_log_without_this_record_gets_it(root: Path) -> None:
+    """An older cdcpipe did not write it; and a mask that could not be noted is not in it."""
+    settle(house(root, phone="null"))
+    path = staging_of(house(root)) / "masks.json"
+    path.unlink()
+    settle(house(root))
+    assert table_masks.read(path.parent) == {"public.person.phone": "null"}
+    with pytest.raises(WarehouseError, match="can't be changed"):
+        settle(house(root, email="hash"))
+    assert table_masks.read(path.parent) == {"public.person.phone": "null"}
+    settle(house(root))
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("{", DamagedFileError), ('{"version": 1}', StagingError), ('{"version": 2, "masks": {}}', StagingError)]
+)
+def test_a_record_in_the_log_that_tells_nothing_is_not_taken_for_none(root: Path, text: str, error: type[Exception]) -> None:
+    (staging_of(house(root)) / "masks.json").write_text(text)
+    with pytest.raises(error):
+        settle(house(root))
+
+
+def test_another_warehouse_needs_the_masks_of_this_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(Warehouse(root, "delta", masks={"public.p*.ssn": "hash"}))
+    kept = "each another one, and the masks of this one: --mask 'public.p*.ssn=hash')"
+    monkeypatch.setenv(KEY_VARIABLE, KEY + "!")
+    with pytest.raises(WarehouseError, match="is not the key") as caught:
+        settle(house(root))
+    assert kept in (caught.value.hint or "")
+    with pytest.raises(InvalidArgumentsError, match="not parquet") as refused:
+        Warehouse(root, "parquet").check_choices(IDENTITY)
+    assert kept in (refused.value.hint or "")
