@@ -244,7 +244,7 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
 
 
 def _check(chunk: Chunk, cursor: Any) -> None:
-    """Lock the chunk's table. Raises RewrittenError unless what has its name is the planned table, with its columns and its file."""
+    """Lock the chunk's table. Raises RewrittenError unless its name is that of the planned table, with its columns and file."""
     cursor.execute(chunk.check_query())
     file, relation_id, has_columns, _ = cursor.fetchone()
     if relation_id != chunk.relation_id:

@@ -261,6 +261,7 @@ class Snapshot:
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
         plan = self._plan(connection, export.name)
+        self._epochs = list_epochs(self.config.staging)  # the launcher may have begun one since, as after a failover
         copied.record(self.config.staging, int(export.consistent_point))
         homes = Homes(self.warehouse)
         wanted = self._choose(plan, homes)

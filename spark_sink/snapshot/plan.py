@@ -100,7 +100,7 @@ class Chunk:
     ``file`` is the table's file at the time of the snapshot. If the table has another file now (TRUNCATE, an ALTER TABLE that
     rewrites the table), the old rows can't be read any more, and pages have other rows.
 
-    A query names the table and its columns, and finds them in today's catalog, also in an old snapshot. There these names may belong
+    A query names table and columns, and finds them in today's catalog, also in an old snapshot. There these names may belong
     to another table or to other columns. `check_query` tells whether they do.
     """
 
