@@ -9,8 +9,9 @@
     _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends, and the
                             tables that had rows then
 
-A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back. The log has a
-copy of the masks in force (staging/table_masks.py). So a warehouse that is made anew has all of them, or is told which it gives up.
+A warehouse keeps its masks: a start without ``--mask`` uses those of the file, and ``--mask NAME=off`` takes one back. The log has
+a copy of the masks in force (staging/table_masks.py). So a warehouse that is made anew has all of them, or the start names those
+that it would lose.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def check_unchanged(house: Warehouse) -> None:
 def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
 
-    Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging`` gets
-    them after the warehouse: if this ends in between, the log has a mask too many, and not one too few.
+    Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging``
+    gets them after the warehouse. If the process ends in between, the next start writes them there.
 
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
     not be found any more. Raises InvalidArgumentsError if the key is needed and not there, and what `check_kept` raises.

@@ -144,7 +144,7 @@ def noted_masks(root: Path) -> dict[str, Any]:
 
 
 def another(root: Path) -> str:
-    """Return the advice to begin another warehouse than the one at ``root``. It names what the new one would lack without a word."""
+    """Return the advice to begin another warehouse than the one at ``root``. It names the masks that the new one would lack."""
     masks = noted_masks(root).get("masks", {})
     kept = f", and the masks of this one: {mask_options(masks)}" if masks else ""
     return f"begin another warehouse (--warehouse, --staging and -S, each another one{kept})"

@@ -21,7 +21,7 @@ from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
 from spark_sink.snapshot.schedule import Hours
-from spark_sink.spark import session
+from spark_sink.spark import jvm, session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 from spark_sink.staging.log import Position, StagingError
@@ -197,7 +197,7 @@ def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     made = noted(tmp_path)
     made._stopping.set()
     monkeypatch.setattr(made, "_spark", object())
-    monkeypatch.setattr(runner.jvm, "has_ended", lambda _: ended == "Spark")
+    monkeypatch.setattr(jvm, "has_ended", lambda _: ended == "Spark")
     monkeypatch.setattr(made._published, "is_interrupted", ended != "Spark")
     made._take_error(RuntimeError("a result of the stop"))
     assert last_error.read(tmp_path / "staging") is None

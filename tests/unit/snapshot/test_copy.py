@@ -11,6 +11,7 @@ import pytest
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot import copy as module
 from spark_sink.snapshot.copy import Snapshot
+from spark_sink.staging import copied
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse.warehouse import Warehouse
 from support.waiting import DEADLINE_S
@@ -51,7 +52,7 @@ def test_a_later_snapshot_has_the_epoch_that_the_launcher_has_begun_since(tmp_pa
     made._export = SimpleNamespace(connection={}, prepared=prepared, name="x", consistent_point=0x200)
     made._spark, made._counts, made._epochs = SimpleNamespace(), (0, 0), [first]
     monkeypatch.setattr(module, "list_epochs", lambda _: [first, second])
-    monkeypatch.setattr(module.copied, "record", lambda *_: None)
+    monkeypatch.setattr(copied, "record", lambda *_: None)
     made._plan = lambda *_: SimpleNamespace(time_us=0, is_utf8=True)
     made._choose = lambda *_: []
     assert made._copy_round(is_first=True) == []
