@@ -61,7 +61,7 @@ def show(*, name: str, arguments: tuple[str, ...], config: Path | None) -> None:
 def _lines(found: ConfiguredCommand, options: list[InForce]) -> list[str]:
     shown = [_line(each) for each in options]
     width = min(max(len(text) for text, _ in shown), 60)
-    lines = [f"# cdcpipe-spark {found.name}", *(f"{text:{width}}  # {remark}" for text, remark in shown)]
+    lines = [f"# cdcpipe-spark {found.name}", f"[{found.name}]", *(f"{text:{width}}  # {remark}" for text, remark in shown)]
     known = {name for option in found.configurable() for name in variables(found.name, option)}
     own = f"CDCPIPE_{found.name.replace('-', '_').upper()}_"
     for name in sorted(name for name in os.environ if name.startswith("CDCPIPE_")):
@@ -81,7 +81,9 @@ def _line(each: InForce) -> tuple[str, str]:
 
 
 def _toml(option: click.Option, value: Any) -> str:
-    """Return an option's value as TOML, without passwords."""
+    """Return an option's value as TOML, without passwords. A variable sets a switch by a word such as no."""
+    if option.is_flag:
+        value = click.BOOL.convert(value, option, None)
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, tuple | list):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import cloup
+from click.core import ParameterSource
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.units import parse_seconds, parse_size, seconds_from
@@ -139,12 +140,14 @@ def command(
     With connection options, the command also asks the server.
     """
     limits = Limits(max_lag, max_lag_bytes, max_wal)
-    if check:
+    # A file or a variable may set options for another use of the command. Only the command line asks for this one.
+    typed = {name for name in ctx.params if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE}
+    if check and ("check" in typed or not typed & {"watch", "as_json", "html"}):
         if watch is not None or as_json or html is not None:
             click.echo(unknown("--check goes without --watch, --json and --html").line)
             ctx.exit(State.UNKNOWN)
         ctx.exit(_check(staging, warehouse, limits, connection_arguments(**connection)))
-    if limits != Limits():
+    if typed & {"max_lag", "max_lag_bytes", "max_wal"}:
         raise click.UsageError("--max-lag, --max-lag-bytes and --max-wal go with --check")
     if as_json and html is not None:
         raise click.UsageError("--json and --html exclude each other")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.publishing import NewPublication, with_companions
 from spark_sink.client.process import COMMAND
 from spark_sink.files.local import local_directory
@@ -53,6 +54,17 @@ class LauncherConfig:
     """A function that is called at each failpoint; for tests."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgumentsError for a URL as staging directory, before a slot is created; name all publications."""
+        """Raise InvalidArgumentsError for what the command line refuses, too, before a slot is created. Name all publications."""
+        for name in ("publications", "connection"):
+            if isinstance(getattr(self, name), str):  # its letters would be taken for names
+                raise InvalidArgumentsError(f"{name} is a text; it is a tuple of texts")
+        if self.on_gap not in ("stop", "resnapshot"):
+            raise InvalidArgumentsError(f"on_gap is {self.on_gap!r}; it is 'stop' or 'resnapshot'")
+        if self.failover not in (None, True, False):
+            raise InvalidArgumentsError(f"failover is {self.failover!r}; it is True, False or None")
+        if self.reconnect_s is not None and not self.reconnect_s >= 0:
+            raise InvalidArgumentsError(f"reconnect_s is {self.reconnect_s!r}; it is at least 0, or None")
+        if not (self.seal.segment_bytes >= 1 and self.seal.seal_interval_s >= 0):
+            raise InvalidArgumentsError(f"the sizes and intervals of {self.seal} are not all more than 0")
         object.__setattr__(self, "publications", with_companions(self.publications, self.new_publication))
         local_directory(self.staging, "the staging directory")

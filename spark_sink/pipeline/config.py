@@ -25,7 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["RunConfig"]
 
-_DAY_S = 86_400.0
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3_600.0, 86_400.0
+
+_LEAST = {
+    "max_bytes_per_trigger": 1,
+    "trigger_interval_s": 0,
+    "replica_interval_s": 0,
+    "history_interval_s": 0,
+    "snapshot_chunk_bytes": 1,
+    "snapshot_hold_s": _MINUTE_S,
+    "heal_tables": 1,
+    "optimize_interval_s": _MINUTE_S,
+    "vacuum_retention_s": _HOUR_S,
+    "log_retention_s": _HOUR_S,
+    "keep_changelog_s": _HOUR_S,
+    "keep_history_s": _HOUR_S,
+}
+"""The least values of the options that are numbers, as on the command line. A purge of an age of 0 would remove all changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +138,7 @@ class RunConfig:
     """Whether executors see the staging directory at the same path. Otherwise this process serves the segments to them."""
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgumentsError for unknown values, and for options that exclude each other."""
+        """Raise InvalidArgumentsError for what the command line refuses, too: unknown and too small values, contradictions."""
         for name, choices in (
             ("types", TYPES),
             ("renamed", RENAMED),
@@ -136,6 +152,11 @@ class RunConfig:
         ):
             if getattr(self, name) not in choices:
                 raise InvalidArgumentsError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, choices))}")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            # A comparison with NaN is never true.
+            if value is not None and not value >= least:
+                raise InvalidArgumentsError(f"{name} is {value!r}; it is at least {least:g}")
         parse_masks(f"{pattern}={kind}" for pattern, kind in self.masks.items())
         house = self.house()
         check_options(self.catalog_database, json_variants=self.json_variants, history=self.history)
@@ -143,8 +164,6 @@ class RunConfig:
             parse_hours(self.heal or "now")
         except ValueError as ex:
             raise InvalidArgumentsError(f"heal: {ex}") from ex
-        if self.heal_tables < 1:
-            raise InvalidArgumentsError(f"heal_tables is {self.heal_tables}; at least one table is copied at a time")
         if self.keep_changelog_s is not None and not house.format.has_upkeep:
             raise InvalidArgumentsError(
                 "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",

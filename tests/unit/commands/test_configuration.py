@@ -224,19 +224,23 @@ def test_config_show_says_where_each_value_is_from(tmp_path: Path, commands: For
     assert "# staging  # required, and not set" in lines
 
 
-def test_what_config_show_prints_is_a_configuration(tmp_path: Path, commands: ForkedCommands) -> None:
+def test_what_config_show_prints_is_a_configuration(
+    tmp_path: Path, commands: ForkedCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "shop.toml"
     arguments = ["--config", str(file), "-m", "sslmode=require", "--conf", "a=b", "--available-now", "--reconnect", "5", "-S", "s"]
     file.write_text("")
+    monkeypatch.setenv("CDCPIPE_CREATE_SLOT", "no")
     shown = commands.cdcpipe_spark("config", "show", "run", *arguments).stdout
-    file.write_text("[run]\n" + shown)
+    monkeypatch.delenv("CDCPIPE_CREATE_SLOT")
+    file.write_text(shown)
     again = commands.cdcpipe_spark("config", "show", "run", "--config", str(file)).stdout
 
     def values(text: str) -> list[str]:
-        return [line.partition("  #")[0].strip() for line in text.splitlines() if not line.startswith("#")]
+        return [line.partition("  #")[0].strip() for line in text.splitlines() if not line.startswith(("#", "["))]
 
     assert 'param = ["sslmode=require"]' in values(shown)
-    assert "available-now = true" in values(shown)
+    assert {"available-now = true", "create-slot = false"} <= {*values(shown)}
     # A number comes back as the text that the option parses.
     assert [line.replace('"', "") for line in values(again)] == [line.replace('"', "") for line in values(shown)]
 

@@ -214,3 +214,18 @@ def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path,
     assert ended.stdout.startswith(f"CDCPIPE UNKNOWN: {file}: status.max-lag: 'soon' is not a number of seconds")
     file.write_text("[status]\nmax-lag = 'soon'\n")
     assert commands.cdcpipe_spark("status", "--config", str(file)).code == 1
+
+
+@pytest.mark.parametrize("setting", ["max-lag = '300,3600'", "check = true\nmax-wal = '16G'"])
+@pytest.mark.parametrize("use", [[], ["--json"], ["--html", "shop.html"]])
+def test_a_file_for_checks_is_also_a_file_for_the_other_uses(
+    pipeline: Path, commands: ForkedCommands, setting: str, use: list[str]
+) -> None:
+    """An option of a file needs no --check, and counts less than an option of the command line."""
+    file = pipeline / "shop.toml"
+    file.write_text(f"[status]\n{setting}\n")
+    use = [str(pipeline / word) if word.endswith(".html") else word for word in use]
+    ended = commands.cdcpipe_spark("status", "--config", str(file), "--warehouse", str(pipeline / "warehouse"), *use)
+    is_check = setting.startswith("check") and not use
+    assert ended.stdout.startswith("CDCPIPE ") == is_check
+    assert is_check or ended.code == 0, ended.stderr

@@ -2,12 +2,14 @@
 
 import errno
 import fcntl
+import math
 import os
 import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
@@ -24,6 +26,7 @@ from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import jvm, session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
+from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, StagingError
 from support.staged import make_epoch
 
@@ -93,7 +96,7 @@ def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
         ({"snapshot": "always"}, "snapshot is 'always'"),
         ({"heal": "tonight"}, "neither now nor off"),
         ({"dropped_columns": "hide"}, "dropped_columns is 'hide'"),
-        ({"heal_tables": 0}, "at least one table"),
+        ({"heal_tables": 0}, "heal_tables is 0; it is at least 1"),
         ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
         ({"json_variants": True}, "views in the catalog"),
         ({"format": "parquet", "keep_changelog_s": 86400.0}, "is for Delta tables"),
@@ -106,6 +109,48 @@ def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
 def test_options_that_exclude_each_other_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentsError, match=message):
         RunConfig(**{"launcher": launcher(tmp_path), "warehouse": tmp_path / "warehouse"} | options)
+
+
+@pytest.mark.parametrize(
+    ("field", "option", "value", "text"),
+    [
+        ("keep_changelog_s", "--keep-changelog", 30, "30s"),
+        ("keep_history_s", "--keep-history", 0, "0s"),
+        ("vacuum_retention_s", "--vacuum-retention", 3599, "3599s"),
+        ("log_retention_s", "--log-retention", 0, "0s"),
+        ("optimize_interval_s", "--optimize-interval", 59, "59s"),
+        ("snapshot_hold_s", "--snapshot-hold", 59, "59s"),
+        ("snapshot_chunk_bytes", "--snapshot-chunk-size", 0, "0"),
+        ("heal_tables", "--heal-tables", 0, "0"),
+        ("replica_interval_s", "--replica-interval", -1, "-1"),
+        ("replica_interval_s", "--replica-interval", math.nan, "nan"),
+    ],
+)
+def test_the_api_refuses_the_numbers_that_the_command_refuses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, field: str, option: str, value: float, text: str
+) -> None:
+    """An age of 0 would purge all changes."""
+    with pytest.raises(InvalidArgumentsError, match=f"{field} is {value}; it is at least"):
+        RunConfig(launcher(tmp_path), tmp_path / "warehouse", **{field: value})
+    with pytest.raises(click.UsageError):
+        config_of(monkeypatch, tmp_path, option, text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_gap": "Stop"}, "on_gap is 'Stop'"),
+        ({"on_gap": None}, "on_gap is None"),
+        ({"failover": "no"}, "failover is 'no'"),
+        ({"publications": "shop"}, "publications is a text"),
+        ({"connection": "-d shop"}, "connection is a text"),
+        ({"reconnect_s": -1}, "reconnect_s is -1"),
+        ({"seal": SealPolicy(segment_bytes=0)}, "are not all more than 0"),
+    ],
+)
+def test_what_a_launcher_can_not_mean_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match=message):
+        LauncherConfig(**{"slot": "s", "staging": tmp_path / "staging", "publications": ("p",)} | options)
 
 
 def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
