@@ -15,6 +15,7 @@ send the key itself. The contents are not encrypted, like Spark's own traffic by
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.threads import Worker
+from spark_sink.files.system_hints import disk_hint_of
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.staging.log import StagingError
 
@@ -192,9 +194,12 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
                 part.rename(path)
         except (OSError, http.client.HTTPException) as ex:
             msg = f"cannot fetch segment {name} from the driver at {origin.host}:{origin.port}: {str(ex) or repr(ex)}"
-            raise StagingError(
-                msg, hint="executors must reach the driver; spark.cdcpipe.segments.port gives it a fixed port"
-            ) from ex
+            disk_hint = disk_hint_of(ex) if isinstance(ex, OSError) else None
+            if disk_hint is not None:  # the part would keep the last room
+                with contextlib.suppress(OSError):
+                    sink.truncate(0)
+            hint = disk_hint or "executors must reach the driver; spark.cdcpipe.segments.port gives it a fixed port"
+            raise StagingError(msg, hint=hint) from ex
 
 
 def _private(path: str, flags: int) -> int:

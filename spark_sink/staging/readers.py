@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -139,7 +140,10 @@ def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
 
 
 def remove_epoch(root: Path, number: int) -> None:
-    """Delete an epoch that is not part of the log any more. epoch.json is deleted last, so a crash leaves a readable directory."""
+    """Delete an epoch that is not part of the log any more. epoch.json is deleted last, so a crash leaves a readable directory.
+
+    Other processes may make an index there meanwhile, and NFS keeps files that are open. The next launcher deletes what is left.
+    """
     directory = epoch_directory(root, number)
     try:
         with os.scandir(directory) as entries:
@@ -152,3 +156,6 @@ def remove_epoch(root: Path, number: int) -> None:
         directory.rmdir()
     except FileNotFoundError:
         return
+    except OSError as ex:
+        if ex.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
 import pickle
@@ -9,6 +10,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -145,3 +147,19 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         port = Origin.read(server.path).port
         with pytest.raises(StagingError, match=f"cannot listen on 127.0.0.1, port {port}"):
             SegmentServer(tmp_path, "127.0.0.1", port=port)
+
+
+def test_a_full_disk_of_the_executor_is_named(
+    tmp_path: Path, segment: Segment, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network has no fault, and the part that was copied gives its room back."""
+
+    def download(_origin: Origin, _name: str, sink: IO[bytes], *, is_optional: bool) -> bool:
+        sink.write(b"x" * 100)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segment_server, "_download", download)
+    with SegmentServer(tmp_path / "staging", "127.0.0.1") as server, pytest.raises(StagingError) as caught:
+        fetch(Origin.read(server.path), name_of(segment.path))
+    assert "the file system is full" in (caught.value.hint or "")
+    assert [path.stat().st_size for path in local.rglob("*.part")] == [0]

@@ -11,8 +11,9 @@ import pytest
 from spark_sink.files.local import write_json
 from spark_sink.staging import readers
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Position, StagingError, list_segments, log_end
+from spark_sink.staging.log import Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import Retention, read_readers, register_reader, remove_consumed
+from spark_sink.staging.writer import StagingWriter
 from support.staged import make_epoch, ranges
 
 
@@ -76,6 +77,29 @@ def test_on_a_full_disk_the_indexes_make_room_for_the_position(tmp_path: Path, m
 
     monkeypatch.setattr(readers, "write_json", write)
     assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200]
+
+
+def test_an_index_that_somebody_makes_meanwhile_ends_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`status` and readers make a missing index. The directory stays until the next launcher."""
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    make_epoch(tmp_path, 2, 0x300, (0x300, 0x400))
+    register_reader(tmp_path, "r", Position(2, 0x400))
+    late = list_segments(tmp_path)[1].index_path
+    remove = Path.rmdir
+
+    def rmdir(path: Path) -> None:
+        late.write_bytes(b"x")
+        remove(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200, 0x300]
+    assert late.exists()
+    monkeypatch.undo()
+    assert ranges(tmp_path) == [(2, 0x300, 0x400)]
+    with StagingWriter(tmp_path, slot="s") as writer:
+        writer._epoch = list_epochs(tmp_path)[-1]
+        writer._clean()
+    assert not late.parent.exists()
 
 
 def test_a_removal_that_the_file_system_refuses_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
