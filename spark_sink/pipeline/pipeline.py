@@ -41,7 +41,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import is_recorded, make_durable, micro_batch, tidy
+from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, jvm, session
 from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
@@ -366,6 +366,7 @@ class Pipeline:
         removed = removed_position(self.staging)
         reached = read_readers(self.staging).get(READER)
         if position is None:
+            discard(self.checkpoint)  # it is of a warehouse that was here before, and is beyond what this one has
             reached = position = fit.first_position(self.warehouse, self.staging, epochs[0].start, removed)
             self.warehouse.record(position, self.staging)
             register_reader(self.staging, READER, position, self.warehouse.name)

@@ -1,4 +1,4 @@
-"""Reads from a stream's checkpoint which range of the log a micro-batch has, and removes what was not finished. No Spark.
+"""Reads from a stream's checkpoint which range of the log a micro-batch has, and removes what Spark would refuse. No Spark.
 
 Spark writes ``offsets/N`` before micro-batch N runs, so that the micro-batch has the same range after a crash. The file has a
 version, a line for Spark itself, then a line with the offset of each source, as the source gave it (Structured Streaming
@@ -9,16 +9,17 @@ Spark job with Python workers for every micro-batch.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_sink.files.local import NEWER, RESTORE
-from spark_sink.files.places import read_lines, remove_tree, sync_directory, sync_file
+from spark_sink.files.places import list_names, read_bytes, read_lines, remove_tree, sync_directory, sync_file
 from spark_sink.staging.log import Position, StagingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OFFSET_FORMAT", "is_recorded", "make_durable", "micro_batch", "read_offset", "tidy"]
+__all__ = ["OFFSET_FORMAT", "discard", "is_recorded", "make_durable", "micro_batch", "read_offset", "tidy"]
 
 OFFSET_FORMAT = 1
 
@@ -51,23 +52,68 @@ def make_durable(checkpoint: Path, batch_id: int) -> None:
 
 
 def tidy(checkpoint: Path) -> None:
-    """Remove what Spark would refuse in a checkpoint.
+    """Remove what Spark would refuse in a checkpoint. No stream may be running.
 
-    - A checkpoint with micro-batches, of which somebody has deleted a part: it has no ``metadata``. All of it is removed. The
-      tables know how far they are.
-    - The unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them.
-
-    Spark refuses to begin where one is (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although it never reads them: it gives a file
-    its name, a number, when the file is complete. Their names begin with a dot. No stream may be running.
+    - A checkpoint with micro-batches, if Spark could not go on with it: all of it is removed. The tables know how far they are.
+    - The unfinished files of a checkpoint that has no micro-batch yet. A stream that was killed while it began leaves them. Spark
+      refuses to begin where one is (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), although it never reads them: it gives a file its
+      name, a number, when the file is complete. Their names begin with a dot.
     """
-    directories = [checkpoint / name for name in ("offsets", "commits")]
-    if any(path.name.isdigit() for directory in directories for path in directory.glob("*")):
-        if not (checkpoint / "metadata").exists():
-            remove_tree(checkpoint)
+    offsets, commits = (_micro_batches(checkpoint / name) for name in _DIRECTORIES)
+    if offsets or commits:
+        if not _is_whole(checkpoint, offsets, commits):
+            discard(checkpoint)
         return
-    for directory in directories:
-        for path in directory.glob(".*"):
+    for name in _DIRECTORIES:
+        for path in (checkpoint / name).glob(".*"):
             path.unlink(missing_ok=True)
+    metadata = checkpoint / "metadata"
+    if metadata.is_file() and not read_bytes(metadata).strip(b"\0"):
+        metadata.unlink()
+
+
+def discard(checkpoint: Path) -> None:
+    """Remove a checkpoint that has micro-batches. Other files in its directory stay: a user may have named the directory."""
+    if not any(_micro_batches(checkpoint / name) for name in _DIRECTORIES):
+        return
+    # Without it the rest is no checkpoint: if this is interrupted, `tidy` removes the rest.
+    (checkpoint / "metadata").unlink(missing_ok=True)
+    (checkpoint / ".metadata.crc").unlink(missing_ok=True)
+    for name in _DIRECTORIES:
+        remove_tree(checkpoint / name)
+    with suppress(OSError):  # it has other files, or was not there
+        checkpoint.rmdir()
+
+
+_DIRECTORIES: Final = ("offsets", "commits")
+
+
+def _micro_batches(directory: Path) -> list[int]:
+    """Return the numbers of the micro-batches that Spark has recorded in a directory of a checkpoint, in order."""
+    return sorted(int(name) for name in list_names(directory) if name.isdecimal())
+
+
+def _is_whole(checkpoint: Path, offsets: list[int], commits: list[int]) -> bool:
+    """Tell whether a checkpoint has what Spark reads when it goes on: the records of the last two micro-batches.
+
+    Somebody may have deleted a part of it. Spark syncs no file, so a power cut may leave files without contents, or with zeros.
+    """
+    if not offsets or (commits and commits[-1] > offsets[-1]):
+        return False
+    needed = [checkpoint / "metadata", checkpoint / "offsets" / str(offsets[-1])]
+    if offsets[-1] > 0:
+        needed.append(checkpoint / "offsets" / str(offsets[-1] - 1))
+    if commits:
+        needed.append(checkpoint / "commits" / str(commits[-1]))
+    return all(_is_readable(path) for path in needed)
+
+
+def _is_readable(path: Path) -> bool:
+    """Tell whether the last line of a file is a JSON object."""
+    try:
+        return isinstance(json.loads(read_lines(path)[-1]), dict)
+    except (FileNotFoundError, LookupError, ValueError):
+        return False
 
 
 def _end(checkpoint: Path, batch_id: int) -> Position:

@@ -457,6 +457,37 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
     assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 2
 
 
+def test_a_checkpoint_that_a_power_cut_has_damaged(spark: Any, tmp_path: Path) -> None:
+    """Spark has synced none of its files. The tables go on from where they are."""
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+
+    def process(number: int) -> Pipeline:
+        log.segment([described, Insert(None, 10, (b"%d" % number,))])
+        pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+        pipeline.process_available()
+        assert pipeline.progress.changes == 1
+        return pipeline
+
+    checkpoint = process(0).checkpoint
+    process(1)
+    for number, name in enumerate(("metadata", "commits/1", "offsets/1"), 2):
+        (checkpoint / name).write_bytes(bytes(number % 2 * 40))
+        process(2 * number)
+        process(2 * number + 1)
+    assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 8
+
+
+def test_a_new_warehouse_does_not_go_on_from_the_checkpoint_of_the_one_before(spark: Any, tmp_path: Path) -> None:
+    """The checkpoint may be elsewhere than the warehouse. A run then ended with an error at each start."""
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    for number in range(2):
+        log.segment([described, Insert(None, 10, (b"%d" % number,))])
+        pipeline = Pipeline(spark, log.root, tmp_path / "warehouse", checkpoint=tmp_path / "checkpoint")
+        pipeline.process_available()
+        assert pipeline.progress.changes == number + 1
+        shutil.rmtree(tmp_path / "warehouse")
+
+
 def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path) -> None:
     log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
     log.segment([described, Insert(None, 10, (b"1",))])
