@@ -24,6 +24,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.comments import set_comments
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.replica import merge
+from spark_sink.schema.table import replica_begin
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.comments import commented_tables
@@ -91,6 +92,8 @@ class Follower:
         self._wanted: dict[Table, int] = {}
         self._reached: dict[Table, int] = {}
         """The LSN that each table's changelog has, and the one that its replica has."""
+        self._begins: dict[Table, int | None] = {}
+        """Where the replicas begin that do not exist yet; None for a table that has no key, and so no replica."""
         self._refused: dict[Table, int] = {}
         """The replicas that stay as they are until their tables are copied, and the LSNs that they should have."""
         self._written: set[Path] = set()
@@ -110,12 +113,15 @@ class Follower:
         for table in self._warehouse.tables():
             changelog, replica = (ends.get(path(table)) for path in (self._warehouse.changelog, self._warehouse.replica))
             if changelog is not None:
-                self._reached[table] = reached = 0 if replica is None else replica.lsn
-                if changelog.lsn > reached:
+                if replica is not None:
+                    self._reached[table] = replica.lsn
+                if changelog.lsn > (0 if replica is None else replica.lsn):
                     self.record(table, Position(epoch, changelog.lsn))
 
     def record(self, table: Table, position: Position) -> None:
         """Record that a changelog has reached a position."""
+        if table not in self._reached and table not in self._begins:
+            self._begins[table] = replica_begin(self._warehouse.versions(table))
         with self._lock:
             self._behind[table] = position
             self._wanted[table] = position.lsn
@@ -123,8 +129,9 @@ class Follower:
     def replicas(self) -> dict[Table, int | None]:
         """Return the LSN that each replica has; None for one that has all changes of its changelog. Any thread may ask."""
         with self._lock:
-            reached = {**dict.fromkeys(self._wanted, 0), **self._reached}
-            return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in reached.items()}
+            reached = {**self._begins, **self._reached}
+            known = {table: lsn for table, lsn in reached.items() if lsn is not None}
+            return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in known.items()}
 
     def comment(self, table: Table, comments: Comments) -> None:
         """Give a replica these comments in the next round, and whenever it may have lost them."""

@@ -29,6 +29,7 @@ __all__ = [
     "has_key",
     "key_lost_at",
     "mergeable_lsn",
+    "replica_begin",
     "versions_from_json",
 ]
 
@@ -215,6 +216,11 @@ def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
 def has_key(versions: Iterable[Version]) -> bool:
     """Tell whether a table with these versions has, or had, a key. Only such a table has a replica."""
     return any(version.key for version in versions)
+
+
+def replica_begin(versions: Sequence[Version]) -> int | None:
+    """Return the LSN at which the replica begins that does not exist yet: before the table's first change. None without a key."""
+    return versions[0].end_lsn - 1 if has_key(versions) else None
 
 
 def key_lost_at(versions: Sequence[Version], until_lsn: int) -> Place | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import format_lsn
 from spark_sink.files.places import map_reads
-from spark_sink.schema.table import MESSAGES, has_key, mergeable_lsn
+from spark_sink.schema.table import MESSAGES, mergeable_lsn, replica_begin
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
@@ -173,10 +173,8 @@ class Tables:
 
     def _beginning(self, name: str) -> Position | None:
         """Return the position of a replica that does not exist yet, before the table's first change; None without a key."""
-        begin, versions = self.house.source().begin or Position(0, 0), self._versions.get(name, [])
-        if not has_key(versions):
-            return None
-        return Position(begin.epoch, max(begin.lsn, versions[0].end_lsn - 1))
+        begin, lsn = self.house.source().begin or Position(0, 0), replica_begin(self._versions.get(name, []))
+        return None if lsn is None else Position(begin.epoch, max(begin.lsn, lsn))
 
     def _facts(self, path: Path, epoch: int) -> dict[str, Any] | None:
         facts = self.house.format.facts(path)

@@ -18,6 +18,7 @@ from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, NONE, version
 
 A, B = Table("public", "a"), Table("public", "b")
 
@@ -178,6 +179,23 @@ def test_replicas_that_are_behind_are_found_in_the_tables(merges: Merges, tmp_pa
     made.look(7, {path: TableEnd(lsn, is_restored=False) for path, lsn in reached.items()})
     made.catch_up()
     assert sorted(merges.done) == [(behind, Position(7, 5)), (gone, Position(7, 3))]
+
+
+def test_a_replica_that_does_not_exist_yet_lacks_what_came_since_its_table_began(
+    merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to count from the LSN 0: terabytes behind. A table without a key has no replica, and so no lag."""
+    made = make(merges, tmp_path, 0)
+    house = Warehouse(tmp_path, "delta")
+    keyless = Table("public", "keyless")
+    for table, each in ((A, version(1000, 0, ID)), (B, version(2000, 0, ID)), (keyless, version(3000, 0, NONE))):
+        house.write_versions(table, [each])
+    monkeypatch.setattr(Warehouse, "tables", lambda _self: [A, keyless])
+    made.look(1, {house.changelog(table): TableEnd(5000, is_restored=False) for table in (A, keyless)})
+    made.record(B, Position(1, 5000))
+    assert made.replicas() == {A: 999, B: 1999}
+    made.catch_up()
+    assert {table: made.replicas()[table] for table in (A, B)} == {A: None, B: None}
 
 
 def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
