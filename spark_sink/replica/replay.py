@@ -138,7 +138,7 @@ def with_former(
 
     ``former`` has the replica's rows at ``former_lsn``. If it is before the snapshot, the changes in between apply, as far as the
     changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
-    snapshot apply to the rows that are added, too.
+    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added.
     """
     if former_lsn < snapshot_lsn - 1:
         try:
@@ -152,7 +152,11 @@ def with_former(
         if former is None:
             return rows
         found = as_changes(former, changes.schema)
-    *_, piece = cut_pieces(warehouse.versions(table), snapshot_lsn - 1, until_lsn)
+    pieces = [*cut_pieces(warehouse.versions(table), snapshot_lsn - 1, until_lsn)]
+    if not pieces:  # the table has no key since before the copy, which would tell whether the copy has a row again
+        _logger.warning("%s: rows that were deleted before the table was copied are missing: it has lost its key", table)
+        return rows
+    piece = pieces[-1]
     found = with_new_masks(warehouse, table, found, former_lsn, piece.key)
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.

@@ -144,6 +144,20 @@ def test_changes_from_a_time_when_the_keys_columns_took_null(
     assert "2 changes have no value for its key (c), and are only in the changelog" in caplog.text
 
 
+def test_deleted_rows_and_a_copy_without_a_key(spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No key tells whether the copy has a row that was deleted. So the deleted rows go, and a warning says so."""
+    house, copied = Warehouse(tmp_path, "delta", deletes="soft"), replace(at(130, NONE), snapshot=((1, "k"), (2, "c"), (3, "v")))
+    house.open(EPOCH)
+    changes = [change("insert", lsn, (lsn, None, "v")) for lsn in (10, 20)]
+    changes += [change("delete", 30, (10, None, "v")), change("snapshot", 130, (20, None, "v"))]
+    versions = [at(10, K), at(100, NONE), copied]
+    bring(spark, house, changes, versions, 0, 90)
+    bring(spark, house, changes, versions, 90, 130)
+    merge.remake(spark, house, TABLE, Position(1, 130))
+    assert [row[0] for row in spark.read.format("delta").load(str(house.replica(TABLE))).collect()] == [20]
+    assert "rows that were deleted before the table was copied are missing" in caplog.text
+
+
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_changes_after_a_copy_without_a_key_come_with_a_later_key(spark: Any, tmp_path: Path, is_removed: bool) -> None:
     """The copy has the rows of its position. The replica must not say that it has the changes since."""
