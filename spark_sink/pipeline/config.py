@@ -18,7 +18,7 @@ from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, HISTORY, READERS
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.snapshot.schedule import Hours
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["RunConfig"]
 
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3_600.0, 86_400.0
+
+_HEAL_TABLES, _HISTORY_INTERVAL_S = 3, 60.0
 
 _LEAST = {
     "max_bytes_per_trigger": 1,
@@ -89,7 +91,7 @@ class RunConfig:
 
     With ``view``, the history is a view in the catalog (replica/history_view.py). Requires ``catalog_database``.
     """
-    history_interval_s: float = 60.0
+    history_interval_s: float = _HISTORY_INTERVAL_S
     """How often the stored histories catch up with the changelogs; 0: only at the start, and at the end with ``available_now``."""
     dropped_columns: Literal["keep", "drop"] = "keep"
     """Whether a column that was dropped stays in the replica, NULL in new rows, or leaves it. ``drop`` needs captured DDL."""
@@ -108,7 +110,7 @@ class RunConfig:
     heal: str | None = None
     """When to copy tables anew whose rows the stream cannot tell: ``now``, ``off``, or ``HH:MM-HH:MM``, the hours (local time) in
     which a copy may begin. None: ``now``, or ``off`` with ``snapshot="never"``."""
-    heal_tables: int = 3
+    heal_tables: int = _HEAL_TABLES
     """The most tables that are copied at a time."""
 
     # --- upkeep (Delta) ---
@@ -169,6 +171,20 @@ class RunConfig:
                 "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
                 hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
             )
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a text for each option that does nothing beside the others."""
+        form = self.house().format
+        if self.widen == "yes" and not form.widens_columns:
+            yield f"--widen yes has no effect with {form.name} tables: the new values of a wider column go to another column"
+        if self.cluster_replicas and not (form.has_upkeep and self.optimize_interval_s):
+            yield "--cluster-replicas has no effect without --optimize-interval, and with tables that are not Delta's"
+        if self.keep_history_s is not None and not form.has_upkeep:
+            yield f"--keep-history has no effect with {form.name} tables: they have no stored histories"
+        if self.heal_hours is None and self.heal_tables != _HEAL_TABLES:
+            yield "--heal-tables has no effect while healing is off"
+        if self.history != "table" and self.history_interval_s != _HISTORY_INTERVAL_S:
+            yield "--history-interval has no effect without --history table"
 
     def house(self) -> Warehouse:
         """Return the warehouse, with the choices of these options."""

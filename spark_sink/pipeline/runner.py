@@ -188,6 +188,8 @@ class Runner(Background):
     def _bring(self, stack: ExitStack) -> None:
         """Bring the slot's changes to the tables until the run ends. ``stack`` stops all that was started, in reverse order."""
         config = self.config
+        for text in config.without_effect():
+            _logger.warning("%s", text)
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()

@@ -112,6 +112,23 @@ def test_options_that_exclude_each_other_are_refused(tmp_path: Path, options: di
 
 
 @pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, []),
+        ({"widen": "yes", "cluster_replicas": True, "history": "table", "keep_history_s": 86400, "history_interval_s": 5}, []),
+        ({"format": "parquet", "widen": "yes"}, ["--widen"]),
+        ({"format": "parquet", "cluster_replicas": True, "keep_history_s": 86400}, ["--cluster-replicas", "--keep-history"]),
+        ({"cluster_replicas": True, "optimize_interval_s": None}, ["--cluster-replicas"]),
+        ({"snapshot": "never", "heal_tables": 4}, ["--heal-tables"]),
+        ({"history_interval_s": 5}, ["--history-interval"]),
+    ],
+)
+def test_options_without_effect_are_named(tmp_path: Path, options: dict[str, Any], names: list[str]) -> None:
+    found = RunConfig(launcher(tmp_path), tmp_path / "warehouse", **options).without_effect()
+    assert [text.partition(" ")[0] for text in found] == names
+
+
+@pytest.mark.parametrize(
     ("field", "option", "value", "text"),
     [
         ("keep_changelog_s", "--keep-changelog", 30, "30s"),
