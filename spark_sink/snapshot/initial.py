@@ -20,6 +20,7 @@ that the snapshot is complete. Before that, the published tables that the snapsh
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
@@ -36,7 +37,7 @@ from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from spark_sink.launcher.config import LauncherConfig
@@ -160,7 +161,25 @@ class InitialSnapshot(Snapshot):
         record_staging(self.warehouse, self.config.staging)
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
-        return [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
+        chosen = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
+        self._forget_later_parts(chosen)
+        return chosen
+
+    def _forget_later_parts(self, tables: Sequence[TablePlan]) -> None:
+        """Let the next look at the catalog find the partitions that were attached after the snapshot: the copy lacks their rows.
+
+        The first look comes after the snapshot, so it may have recorded them as known.
+        """
+        seen = published_tables.read(self.warehouse)
+        known = {} if seen is None else dict(seen.tables)
+        for table in tables:
+            then = known.get(table.relation.relation_id)
+            if then is not None and then.parts is not None:
+                copied = {chunk.relation_id for chunk in table.chunks}  # an empty partition has a chunk, too
+                parts = {relation_id: facts for relation_id, facts in then.parts.items() if relation_id in copied}
+                known[then.relation_id] = replace(then, parts=parts)
+        if seen is not None and known != seen.tables:
+            published_tables.write(self.warehouse, replace(seen, tables=known))
 
     def _finish(self) -> None:
         self._want_missing()

@@ -16,6 +16,8 @@ from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
 from spark_sink.snapshot.publication import (
     ATTACHED,
     CAME,
@@ -99,6 +101,22 @@ BEFORE = seen(found(table(), lsn=100))
 )
 def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding]) -> None:
     assert compare(BEFORE, found(now), not_keyed) == findings
+
+
+def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(tmp_path: Path) -> None:
+    """The copy lacks its rows. The look came before the copy, and had recorded the partition as known."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    house.open(EPOCH)
+    root = table(parts=[part(100), part(101), part(102, has_rows=True)])
+    write(house, seen(found(root, table("other", relation_id=200, parts=[part(200), part(201)]), lsn=100)))
+    chunks = tuple(Chunk(number, "public.t", 1, 0, None, 0) for number in (100, 101))
+    plan = Plan((TablePlan(relation(100, "t", ("id", 23)), (1,), ("id",), None, chunks, 0),), 0, is_utf8=True)
+    made = InitialSnapshot(LauncherConfig("slot", staging), house)
+    assert made._choose(plan, Homes(house)) == [*plan.tables]
+    before = read(house)
+    assert before is not None
+    assert {number: [*(each.parts or ())] for number, each in before.tables.items()} == {100: [100, 101], 200: [200, 201]}
+    assert compare(before, found(root), not_keyed) == [Finding(T, 200, ATTACHED)]
 
 
 def test_a_table_that_gets_a_key() -> None:
