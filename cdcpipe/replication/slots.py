@@ -155,12 +155,12 @@ def _newer_columns(server_version: int) -> str:
     return f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
 
 
-def missing_slot_error(name: str, *, can_be_created: bool = True) -> SlotDoesNotExistError:
-    """Return the error for a slot that does not exist. ``can_be_created``: the command has the option ``-c``."""
-    creation = "-c creates it" if can_be_created else "cdcpipe -c and cdcpipe prepare -c create it"
+def missing_slot_error(name: str) -> SlotDoesNotExistError:
+    """Return the error for a slot that does not exist. Commands that have no option ``-c`` report it, too."""
     return SlotDoesNotExistError(
         f"replication slot {name!r} does not exist",
-        hint=f"{creation}; SELECT slot_name FROM pg_replication_slots lists those that exist",
+        hint="a stream with -c creates it (cdcpipe, cdcpipe-spark land or run);"
+        " SELECT slot_name FROM pg_replication_slots lists those that exist",
     )
 
 

@@ -212,7 +212,7 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
     """Return how far the slot's consumer is. If no connection uses the slot, also look for changes in it before ``upto``."""
     found = find_slot(connection, slot)
     if found is None:
-        raise missing_slot_error(slot, can_be_created=False)
+        raise missing_slot_error(slot)
     check_usable(connection, found)
     confirmed = found.confirmed_flush_lsn or LSN(0)
     if found.active or confirmed >= upto:

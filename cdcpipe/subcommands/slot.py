@@ -51,7 +51,7 @@ def find_position(connection: Connection, name: str) -> SlotPosition:
         f" WHERE s.slot_name = {quote_literal(name)}"
     )
     if not rows:
-        raise missing_slot_error(name, can_be_created=False)
+        raise missing_slot_error(name)
     (
         wal_lsn, sent_lsn, confirmed_flush_lsn, restart_lsn, active, active_pid, wal_status, safe_wal_bytes, plugin, database,
         failover, synced,

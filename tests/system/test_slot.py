@@ -42,7 +42,7 @@ def test_slot_says_where_it_is(database: postgres.Database, slot: str) -> None:
         assert stream.quit() == 0
     code, _, err = run_cli("slot", "-d", database.dsn, "-S", "nope")
     assert code == 8
-    assert "hint: cdcpipe -c and cdcpipe prepare -c create it" in err  # the subcommand has no -c
+    assert "hint: a stream with -c creates it" in err  # the subcommand has no -c
     assert run_cli("slot", "-d", database.dsn)[0] == 1
 
 
