@@ -140,7 +140,7 @@ def _tables(connection: Connection, found: Mapping[int, PublishedTable], column_
         f" FROM pg_catalog.pg_class c WHERE c.oid IN ({', '.join(map(str, found))})"
     )
     hidden = unreadable(connection, list(found.values()))
-    hiding = hiding_rows(connection, list(found))
+    hiding = hiding_rows(connection, list(found), reads_roots=True)
     tables = [
         Table(
             published=(published := found[int(oid or 0)]),

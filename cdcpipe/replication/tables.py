@@ -186,7 +186,7 @@ def check_readable(connection: Connection, tables: Sequence[PublishedTable]) -> 
     if found := unreadable(connection, tables):
         names = [f"{each.schema}.{each.name}" for each in found]
         raise InitError(f"user {user!r} may not read {few(names)}", hint="; ".join(grants(user, found)))
-    hiding = hiding_rows(connection, [table.relation_id for table in tables])
+    hiding = hiding_rows(connection, [table.relation_id for table in tables], reads_roots=False)
     if names := [f"{table.schema}.{table.name}" for table in tables if table.relation_id in hiding]:
         msg = f"row-level security hides rows from user {user!r}, which the stream has and a copy would not have: {few(names)}"
         raise InitError(msg, hint=f"ALTER ROLE {quote_identifier(user)} BYPASSRLS")
@@ -233,13 +233,17 @@ def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list
     return [Unreadable(schema or "", name or "", has_usage == "t", int(oid or 0)) for schema, name, has_usage, oid in rows]
 
 
-def hiding_rows(connection: Connection, relation_ids: Sequence[int]) -> set[int]:
-    """Return those of the tables of which row-level security hides rows from this user, in the table or in a leaf partition."""
+def hiding_rows(connection: Connection, relation_ids: Sequence[int], *, reads_roots: bool) -> set[int]:
+    """Return those of the tables of which row-level security hides rows from this user.
+
+    A copy reads leaf partitions, and what hides rows of their root does not count for it. A checksum ``reads_roots``.
+    """
     if not relation_ids:
         return set()
     values = ", ".join(f"({oid}::pg_catalog.oid)" for oid in relation_ids)
     rows = connection.execute(
         f"SELECT DISTINCT part.relation FROM ({_WITH_LEAVES.format(source=f'(VALUES {values})')}) AS part (relation, oid)"
+        f" JOIN pg_catalog.pg_class c ON c.oid = part.oid AND ({reads_roots} OR c.relkind <> 'p')"
         " WHERE pg_catalog.row_security_active(part.oid)"
     )
     return {int(oid or 0) for (oid,) in rows}

@@ -165,13 +165,15 @@ def _appliable_lsn(versions: Sequence[Version], lsn: int) -> int:
 def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, until: Position) -> DataFrame:
     """Return the rows of a replica that is made anew after a snapshot. Deleted rows of the present replica are kept."""
     path, want = warehouse.replica(table), partial(want_copy, warehouse, table, until.lsn)
+    snapshots = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= until.lsn]
+    # A copy of an empty table has no rows, and so `replay` does not see it. What came before is no reason for another copy.
+    since = changes.where(F.col("_cdc_end_lsn") >= max(snapshots)) if snapshots else changes
     if not warehouse.keeps_deleted:
-        return replay(warehouse, table, changes, until_lsn=until.lsn, want=want)
+        return replay(warehouse, table, since, until_lsn=until.lsn, want=want)
     state = delta.state(path)
     if state is None:
-        return replay_all(warehouse, table, changes, until_lsn=until.lsn, want=want)
-    rows = replay(warehouse, table, changes, until_lsn=until.lsn, want=want, keeps_deleted=True)
-    snapshots = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= until.lsn]
+        return replay_all(warehouse, table, changes, until_lsn=until.lsn, want=None if snapshots else want)
+    rows = replay(warehouse, table, since, until_lsn=until.lsn, want=want, keeps_deleted=True)
     if not snapshots:
         return rows
     former = delta.read(spark, path)

@@ -175,8 +175,8 @@ class InitialSnapshot(Snapshot):
         for table in tables:
             then = known.get(table.relation.relation_id)
             if then is not None and then.parts is not None:
-                copied = {chunk.relation_id for chunk in table.chunks}  # an empty partition has a chunk, too
-                parts = {relation_id: facts for relation_id, facts in then.parts.items() if relation_id in copied}
+                # An empty partition has a chunk, too. What an earlier snapshot lacked may be in this one.
+                parts = {chunk.relation_id: then.parts.get(chunk.relation_id, (chunk.file, "")) for chunk in table.chunks}
                 known[then.relation_id] = replace(then, parts=parts)
         if seen is not None and known != seen.tables:
             published_tables.write(self.warehouse, replace(seen, tables=known))

@@ -73,9 +73,13 @@ def tidy(checkpoint: Path) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Remove a checkpoint that has micro-batches. Other files in its directory stay: a user may have named the directory."""
+    """Remove a checkpoint that has micro-batches. Other files in its directory stay: a user may have named the directory.
+
+    Raises StagingError if the checkpoint is that of another program.
+    """
     if not any(_micro_batches(checkpoint / name) for name in _DIRECTORIES):
         return
+    _check_own(checkpoint)
     # Without it the rest is no checkpoint: if this is interrupted, `tidy` removes the rest.
     (checkpoint / "metadata").unlink(missing_ok=True)
     (checkpoint / ".metadata.crc").unlink(missing_ok=True)
@@ -83,6 +87,19 @@ def discard(checkpoint: Path) -> None:
         remove_tree(checkpoint / name)
     with suppress(OSError):  # it has other files, or was not there
         checkpoint.rmdir()
+
+
+def _check_own(checkpoint: Path) -> None:
+    for number in reversed(_micro_batches(checkpoint / "offsets")):
+        try:
+            _version, _own, *offsets = read_lines(checkpoint / "offsets" / str(number))
+            found = [json.loads(offset) for offset in offsets]
+        except (OSError, ValueError):  # a power cut has damaged it: an earlier one may tell
+            continue
+        if found and not all(isinstance(offset, dict) and "format" in offset for offset in found):
+            raise StagingError(
+                f"{checkpoint} is the checkpoint of another program", hint="name another directory with --checkpoint"
+            )
 
 
 _DIRECTORIES: Final = ("offsets", "commits")

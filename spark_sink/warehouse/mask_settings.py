@@ -104,7 +104,8 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     """Note the masks in force. Where they have changed, name the data from before, and let the tables be copied anew.
 
     Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging``
-    gets them after the warehouse. If the process ends in between, the next start writes them there.
+    loses masks before the warehouse does, and gets new ones after it. So if the process ends in between, the log has none of which
+    the warehouse does not know, and the next start adds the others.
 
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
     not be found any more. Raises InvalidArgumentsError if the key is needed and not there, and what `check_kept` raises.
@@ -112,6 +113,8 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     check_kept(house, staging)
     found = noted_masks(house.root)
     _check_key(house, found)
+    recorded = table_masks.read(staging)
+    table_masks.record(staging, {pattern: kind for pattern, kind in recorded.items() if pattern in house.masks.as_kinds})
     if dict(found.get("masks", {})) != house.masks.as_kinds:
         with lock.alone():
             _change(house, found)

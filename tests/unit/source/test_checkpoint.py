@@ -153,6 +153,18 @@ def test_files_beside_a_checkpoint_stay(checkpoint: Path) -> None:
     assert names(checkpoint) == {"mine", "metadata"}
 
 
+@pytest.mark.parametrize("offset", ['{"topic":{"0":5}}', "17"])
+def test_the_checkpoint_of_another_program_stays(checkpoint: Path, offset: str) -> None:
+    """Somebody has named it with --checkpoint by mistake. Its newest record may be damaged."""
+    for batch_id in (1, 2, 3):
+        note(checkpoint, batch_id, offset)
+    (checkpoint / "offsets" / "4").write_text("v1\n{}")
+    before = sorted(checkpoint.rglob("*"))
+    with pytest.raises(StagingError, match="is the checkpoint of another program"):
+        discard(checkpoint)
+    assert sorted(checkpoint.rglob("*")) == before
+
+
 def test_records_of_a_micro_batch_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files, and then their names."""
     for directory in ("offsets", "commits"):

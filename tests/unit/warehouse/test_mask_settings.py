@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,9 @@ from spark_sink.warehouse import landed_snapshots, mask_settings, wanted_copies
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new, check_unchanged
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 KEY = "0123456789abcdef"
 IDENTITY = {"version": 1, "format": "delta", "types": "exact", "system_id": "1", "database": "d", "slot": "s"}
@@ -217,6 +221,23 @@ def test_an_older_copy_of_a_warehouse_has_no_fewer_masks(root: Path) -> None:
             settle(made)
     assert not masks_path(root).exists()
     settle(house(root, phone="null"))
+
+
+def test_a_mask_that_was_taken_back_just_before_a_kill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warehouse does not know it any more, and the next start need not name it."""
+    settle(house(root, phone="null"))
+    change = mask_settings._change
+
+    def killed(made: Warehouse, found: Mapping[str, Any]) -> None:
+        change(made, found)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mask_settings, "_change", killed)
+        with pytest.raises(KeyboardInterrupt):
+            settle(house(root, phone="off"))
+    settle(house(root))
+    assert table_masks.read(staging_of(house(root))) == {}
 
 
 def test_a_log_without_this_record_gets_it(root: Path) -> None:
