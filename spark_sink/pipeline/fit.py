@@ -15,7 +15,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
-from spark_sink.staging.log import left_lsn, list_epochs, list_segments, log_end
+from spark_sink.staging.log import epoch_numbers, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.wanted_copies import want
@@ -130,7 +130,13 @@ def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
 
 
 def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:
-    """Return the position from which to continue: if the log has no segments after ``position``, its end, which is recorded."""
+    """Return the position from which to continue: if the log has no segments after ``position``, its end, which is recorded.
+
+    Each micro-batch calls this. Only an epoch that begins after a gap ends beyond its segments, so a log without a newer epoch than
+    that of ``position`` is not read.
+    """
+    if epoch_numbers(staging)[-1:] <= [position.epoch]:
+        return position
     end = log_end(staging)
     if end is None or end.lsn <= position.lsn or list_segments(staging, position):
         return position
