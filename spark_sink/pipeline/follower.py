@@ -113,25 +113,27 @@ class Follower:
         for table in self._warehouse.tables():
             changelog, replica = (ends.get(path(table)) for path in (self._warehouse.changelog, self._warehouse.replica))
             if changelog is not None:
+                reached = 0 if replica is None else replica.lsn
                 if replica is not None:
-                    self._reached[table] = replica.lsn
-                if changelog.lsn > (0 if replica is None else replica.lsn):
+                    self._reached[table] = reached
+                if changelog.lsn > reached:
                     self.record(table, Position(epoch, changelog.lsn))
 
     def record(self, table: Table, position: Position) -> None:
         """Record that a changelog has reached a position."""
-        if table not in self._reached and table not in self._begins:
-            self._begins[table] = replica_begin(self._warehouse.versions(table))
+        is_new = table not in self._reached and table not in self._begins
+        begin = replica_begin(self._warehouse.versions(table)) if is_new else None
         with self._lock:
+            if is_new:
+                self._begins[table] = begin
             self._behind[table] = position
             self._wanted[table] = position.lsn
 
     def replicas(self) -> dict[Table, int | None]:
         """Return the LSN that each replica has; None for one that has all changes of its changelog. Any thread may ask."""
         with self._lock:
-            reached = {**self._begins, **self._reached}
-            known = {table: lsn for table, lsn in reached.items() if lsn is not None}
-            return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in known.items()}
+            reached = {**self._begins, **self._reached}.items()
+            return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in reached if lsn is not None}
 
     def comment(self, table: Table, comments: Comments) -> None:
         """Give a replica these comments in the next round, and whenever it may have lost them."""

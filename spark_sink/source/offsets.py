@@ -23,6 +23,9 @@ __all__ = ["OFFSET_FORMAT", "discard", "is_recorded", "make_durable", "micro_bat
 
 OFFSET_FORMAT = 1
 
+_DIRECTORIES: Final = ("offsets", "commits")
+"""Where a checkpoint has a file for each micro-batch."""
+
 
 def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Position]:
     """Return the range of a micro-batch: the position after which it begins (None for the first one), and its last position.
@@ -90,19 +93,19 @@ def discard(checkpoint: Path) -> None:
 
 
 def _check_own(checkpoint: Path) -> None:
+    """Raise StagingError if the newest micro-batch whose offsets can be read is another program's."""
     for number in reversed(_micro_batches(checkpoint / "offsets")):
         try:
             _version, _own, *offsets = read_lines(checkpoint / "offsets" / str(number))
             found = [json.loads(offset) for offset in offsets]
         except (OSError, ValueError):  # a power cut has damaged it: an earlier one may tell
             continue
-        if found and not all(isinstance(offset, dict) and "format" in offset for offset in found):
+        if not all(isinstance(offset, dict) and "format" in offset for offset in found):
             raise StagingError(
                 f"{checkpoint} is the checkpoint of another program", hint="name another directory with --checkpoint"
             )
-
-
-_DIRECTORIES: Final = ("offsets", "commits")
+        if found:
+            return
 
 
 def _micro_batches(directory: Path) -> list[int]:

@@ -113,12 +113,13 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     check_kept(house, staging)
     found = noted_masks(house.root)
     _check_key(house, found)
-    recorded = table_masks.read(staging)
-    table_masks.record(staging, {pattern: kind for pattern, kind in recorded.items() if pattern in house.masks.as_kinds})
-    if dict(found.get("masks", {})) != house.masks.as_kinds:
+    masks = house.masks.as_kinds
+    if dict(found.get("masks", {})) != masks:
+        kept = {pattern: kind for pattern, kind in table_masks.read(staging).items() if pattern in masks}
+        table_masks.record(staging, kept)
         with lock.alone():
             _change(house, found)
-    table_masks.record(staging, house.masks.as_kinds)
+    table_masks.record(staging, masks)
 
 
 def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
