@@ -125,7 +125,7 @@ def command(
             "connection": dict(export.connection),
         }
         _print(_report(found) | exported)
-        export.hold(sys.stdin.fileno(), linger)
+        export.hold(0, linger)
     return None
 
 

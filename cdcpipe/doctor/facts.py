@@ -230,7 +230,8 @@ class Facts:
     replication_problem: str | None = None
     """Why no connection for replication could be opened; None if one could."""
     wal_rate: WALRate | None = None
-    transactions: tuple[Transaction, ...] = ()
+    transactions: tuple[Transaction, ...] | None = ()
+    """The running transactions that have an id; None on a standby, where they are the primary's."""
     publications: tuple[Publication, ...] = ()
     tables: tuple[Table, ...] = ()
     restrictions: tuple[Restriction, ...] = ()
@@ -242,6 +243,11 @@ class Facts:
     """The tables of a publication that has to be created; None if there is none to create, or no tables were found."""
     selection_problem: CdcpipeError | None = None
     """Why no tables were found."""
+
+    @property
+    def primary(self) -> Server | None:
+        """The primary, if the connection parameters lead to it."""
+        return next((each for each in (self.server, *self.others) if isinstance(each, Server) and not each.is_standby), None)
 
     @property
     def slot(self) -> SlotState | None:

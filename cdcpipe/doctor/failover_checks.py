@@ -27,10 +27,6 @@ def _standbys(facts: Facts) -> list[Server]:
     return [each for each in (facts.server, *facts.others) if isinstance(each, Server) and each.is_standby]
 
 
-def _primary(facts: Facts) -> Server | None:
-    return next((each for each in (facts.server, *facts.others) if isinstance(each, Server) and not each.is_standby), None)
-
-
 def servers(facts: Facts) -> Iterator[Verdict]:
     """Say which servers the connection names, and which of them can't be asked."""
     for each in facts.others:
@@ -44,7 +40,7 @@ def servers(facts: Facts) -> Iterator[Verdict]:
 
 def slot(facts: Facts) -> Iterator[Verdict]:
     """Judge whether standbys copy the primary's slot (since 17)."""
-    primary = _primary(facts)
+    primary = facts.primary
     if primary is None:
         return
     if not (primary.physical_slots or _standbys(facts)):
@@ -70,7 +66,7 @@ def slot(facts: Facts) -> Iterator[Verdict]:
 
 def standby_slots(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the primary holds changes back until its standbys have them (since 17)."""
-    primary = _primary(facts)
+    primary = facts.primary
     found = None if primary is None else primary.slot(facts.asked.slot)
     if primary is None or found is None or not found.failover:
         return
@@ -100,7 +96,7 @@ def standby_slots(facts: Facts) -> Iterator[Verdict]:
 
 def standbys(facts: Facts) -> Iterator[Verdict]:
     """Judge whether each standby copies slots, and has a copy of this slot (since 17)."""
-    primary = _primary(facts)
+    primary = facts.primary
     on_primary = None if primary is None else primary.slot(facts.asked.slot)
     for server in _standbys(facts):
         if server.version < FAILOVER_SINCE or (server is facts.server and not _is_copy(facts)):

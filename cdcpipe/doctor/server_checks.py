@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -69,15 +70,21 @@ def encoding(facts: Facts) -> Iterator[Verdict]:
 
 def wal_level(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the WAL contains what logical decoding needs."""
-    found = facts.server.settings.get("wal_level")
-    if found == "logical":
-        yield ok("wal_level is logical")
-    else:
+    here, primary = facts.server, facts.primary
+    server = here if primary is None or here.settings.get("wal_level") != "logical" else primary  # the standby copies its WAL
+    found = server.settings.get("wal_level")
+    subject = None if server is here else server.address
+    if found != "logical":
         yield error(
             f"wal_level is {found}",
             "the WAL lacks what logical decoding needs",
             "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+            subject=subject,
         )
+    elif primary is None:
+        yield ok("wal_level is logical on this standby; the primary's has to be, too, and was not looked at")
+    else:
+        yield ok("wal_level is logical")
 
 
 def clock(facts: Facts) -> Iterator[Verdict]:
@@ -215,6 +222,11 @@ def output_plugins(facts: Facts) -> Iterator[Verdict]:
 def transactions(facts: Facts) -> Iterator[Verdict]:
     """Judge the running transactions. A new slot waits for them, and an existing slot keeps WAL for them."""
     waits = facts.asked.create and facts.slot is None
+    if facts.transactions is None:
+        if waits:
+            said = "the transactions that are open on the primary are not known here"
+            yield warning(said, "the new slot waits for their end", "let cdcpipe doctor look at the primary")
+        return
     limit_s = _LONG_TRANSACTION_S if waits else _FORGOTTEN_TRANSACTION_S
     why = "the new slot waits for its end" if waits else "the slot keeps all WAL from its beginning on"
     found = 0
@@ -276,7 +288,7 @@ def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
         return error(f"{what} is a physical slot", "only a logical one has changes", "name another slot: -S")
     if slot.database != facts.server.database:
         why = f"the connection is to {facts.server.database!r}"
-        return error(f"{what} belongs to database {slot.database!r}", why, f"connect to it: -d {slot.database}")
+        return error(f"{what} belongs to database {slot.database!r}", why, f"connect to it: -d {shlex.quote(slot.database or '')}")
     if slot.wal_status == "lost" or slot.invalidation_reason:
         reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
         return error(f"{what} is lost{reason}", "changes are missing for good", anew)
@@ -293,8 +305,10 @@ def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
 
 
 def _making(facts: Facts) -> str:
-    publications = "".join(f" --publication {name}" for name in facts.asked.publications)
-    return f"cdcpipe prepare -S {facts.asked.slot}{publications} -c"
+    asked = facts.asked
+    named = [word for name in asked.publications for word in ("--publication", name)]
+    options = [*(["-P", asked.plugin] if asked.plugin != "pgoutput" else []), *named, *asked.new.arguments]
+    return f"{shlex.join(['cdcpipe', 'prepare', '-S', asked.slot, *options, '-c'])}, with the options of this connection"
 
 
 def slot_wal(facts: Facts) -> Iterator[Verdict]:

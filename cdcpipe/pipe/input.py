@@ -9,9 +9,20 @@ from __future__ import annotations
 import os
 import select
 
-__all__ = ["Input"]
+__all__ = ["Input", "read_up_to"]
 
 _READ_BYTES = 1 << 16
+
+
+def read_up_to(fd: int, count: int) -> bytes:
+    """Read at most ``count`` bytes, and wait for the first one. Returns ``b""`` at the end, and if ``fd`` can't be read.
+
+    A stdin that was closed at the start can't be read (cdcpipe/descriptors.py). For commands that is the same as its end.
+    """
+    try:
+        return os.read(fd, count)
+    except OSError:
+        return b""
 
 
 class Input:

@@ -9,6 +9,7 @@ rows there without an error.)
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,6 @@ __all__ = [
     "check_free",
     "check_no_gap",
     "check_no_gap_before",
-    "check_not_lost",
     "check_usable",
     "drop_lost",
     "find_slot",
@@ -171,11 +171,11 @@ def check_usable(connection: Connection, slot: Slot) -> None:
         raise InitError(msg, hint="name another slot; cdcpipe -c creates one if there is none of its name")
     if slot.database != connection.database:
         msg = f"replication slot {slot.name!r} belongs to database {slot.database!r}, the connection is to {connection.database!r}"
-        raise InitError(msg, hint=f"connect to it: -d {slot.database}")
-    check_not_lost(slot)
+        raise InitError(msg, hint=f"connect to it: -d {shlex.quote(slot.database or '')}")
+    _check_not_lost(slot)
 
 
-def check_not_lost(slot: Slot) -> None:
+def _check_not_lost(slot: Slot) -> None:
     """Raise LostSlotError for a slot from which the server will never stream again."""
     if slot.wal_status == "lost":
         what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])

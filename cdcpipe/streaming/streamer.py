@@ -266,7 +266,9 @@ class Streamer:
     def _wait(self, now: float) -> None:
         """Wait for the server, a command, room in the pipe, a signal or the timer. If records are at hand, do not wait."""
         walsender, records, commands = self._walsender, self._records, self._commands
-        self._progress.is_read = is_reading = self._is_reading
+        is_reading = self._is_reading
+        # While the receiver hands a transaction on, nobody reads the socket.
+        self._progress.is_read = is_reading and not self._receiver.is_taking
         timeout_s = max(0.0, self._progress.due_at() - now)
         if is_reading:
             timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)

@@ -18,7 +18,7 @@ from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
-from cdcpipe.replication.slots import Slot, check_not_lost, find_slot, missing_slot_error, slot_in_use_message
+from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error, slot_in_use_message
 from cdcpipe.subcommands.creation import asked_publications, check_new_slot, find_or_create_slot
 
 __all__ = ["LOOK_S", "poll_until_free", "wait_until_free"]
@@ -39,8 +39,8 @@ def wait_until_free(
 ) -> Slot:
     """Return the slot once a stream from it can start. ``sleep`` makes the pauses between two looks, and may raise.
 
-    Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot that is lost: a
-    loop of a poller and a streamer would never end.
+    Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot from which
+    this connection can never stream: a loop of a poller and a streamer would never end.
     """
     started_at = clock()
     said = None
@@ -49,7 +49,7 @@ def wait_until_free(
         slot = find_slot(connection, name, timeout_s=min(max(remaining_s, LOOK_S), ANSWER_TIMEOUT_S))
         if slot is None:
             raise missing_slot_error(name)
-        check_not_lost(slot)
+        check_usable(connection, slot)
         if slot.is_free:
             log.info("replication slot %r is free", name)
             return slot

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import select
 import time
@@ -18,6 +17,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
+from cdcpipe.pipe.input import read_up_to
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.publications import check_named
 from cdcpipe.replication.server import System, current_lsn, expect_system_id, is_standby
@@ -85,7 +85,7 @@ class Export:
             if not select.select([fd], [], [], 0)[0]:
                 ended_at = None
                 continue
-            data = os.read(fd, _READ_BYTES)
+            data = read_up_to(fd, _READ_BYTES)
             if data:
                 *lines, rest = (said + data).split(b"\n")
                 if b"q" in lines:
@@ -195,6 +195,7 @@ def exporting(
             server = system, timeline_history(walsender, system.timeline)
             slot = find_or_create_slot(connection, config, list(config.publications), make=export, check=check_before_creation)
             if not slot.is_new:
+                check_named(config.publications)
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
@@ -214,7 +215,7 @@ def read_stream_arguments(fd: int) -> list[str]:
     """
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(fd, 1)
+        byte = read_up_to(fd, 1)
         if not byte:
             raise CommandClosedError("stdin was closed before it had the arguments of a stream")
         line += byte

@@ -172,7 +172,7 @@ class _OldParquetChanges(OldChanges):
             since = "" if self._beginning is None else f" since {format_lsn(self._beginning)}"
             raise WarehouseError(
                 f"the current rows of {self.table} are made of all changes{since}: with Parquet these can't be removed",
-                hint=f"run cdcpipe-spark snapshot --table {self.table}, and then purge the changes before that snapshot",
+                hint=f"run {self.table.copying}, and then purge the changes before that snapshot",
             )
 
     def remove(self) -> None:

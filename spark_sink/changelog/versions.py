@@ -215,10 +215,10 @@ class TableVersions:
         if self.names.home(previous.relation.relation_id, before_name, previous.place) != table:
             _logger.warning(
                 "table %s was renamed from %s: earlier rows are in the tables of the old name. They come to the new replica "
-                "when they change, or with a copy of the table: run --heal, or cdcpipe-spark snapshot --table %s",
+                "when they change, or with a copy of the table: run --heal, or %s",
                 table,
                 before_name,
-                table,
+                table.copying,
             )
             want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
@@ -245,10 +245,10 @@ class TableVersions:
             _logger.warning(
                 "table %s has new columns: %s. If one was renamed or has a default, the stream does not have its value in earlier "
                 "rows: in the replica it is NULL until these rows change, or until the table is copied: by run --heal, "
-                "or cdcpipe-spark snapshot --table %s",
+                "or %s",
                 table,
                 ", ".join(names),
-                table,
+                table.copying,
             )
             listed = ", ".join(names)
             want_copy(self._warehouse, table, place[0], f"the stream does not have the values of earlier rows in {listed}")
@@ -383,10 +383,10 @@ def _hide(
         return fills
     _logger.warning(
         "table %s: since a rename, a mask applies to %s. Earlier rows lack it: in the replica they have NULL there until the "
-        "table is copied, by run --heal, or cdcpipe-spark snapshot --table %s",
+        "table is copied, by run --heal, or %s",
         table,
         ", ".join(hidden),
-        table,
+        table.copying,
     )
     want_copy(warehouse, table, version.end_lsn, f"since a rename, a mask applies to {', '.join(hidden)}")
     others = {field.name for name, field in fields.items() if name not in hidden}

@@ -87,8 +87,14 @@ class WALHistory:
         self._times: list[float] = []
 
     def add(self, lsn: int, now: float) -> None:
-        """Add the end of the WAL at the time ``now``. Times must not decrease. An end that has not grown is ignored."""
-        if self._lsns and lsn <= self._lsns[-1]:
+        """Add the end of the WAL at the time ``now``. Times must not decrease. An end that has not grown is ignored.
+
+        If the end is before an earlier one, this is another server, or an older copy: the history begins anew.
+        """
+        if self._lsns and lsn < self._lsns[-1]:
+            self._lsns.clear()
+            self._times.clear()
+        elif self._lsns and lsn == self._lsns[-1]:
             return
         self._lsns.append(lsn)
         self._times.append(now)

@@ -108,7 +108,7 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
         if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
             raise WarehouseError(
                 f"the changelog of {table}, {changelog}, has gone, and with it what was in it",
-                hint=f"restore it; or copy the table's rows anew: cdcpipe-spark snapshot --table {table}; or, if it is not"
+                hint=f"restore it; or copy the table's rows anew: {table.copying}; or, if it is not"
                 f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
             )
         for path in (changelog, replica):

@@ -98,12 +98,12 @@ def _name_keyless(table: Table, piece: Piece, count: int, what: str, want: Wants
     key = ", ".join(piece.key)
     _logger.warning(
         "table %s: %d %s have no value for its key (%s), and are only in the changelog; to copy their rows to the replica, the "
-        "table is copied anew: by run --heal, or cdcpipe-spark snapshot --table %s",
+        "table is copied anew: by run --heal, or %s",
         table,
         count,
         what,
         key,
-        table,
+        table.copying,
     )
     if want is not None:
         want(f"{what} have no value for its key ({key})")
@@ -120,10 +120,10 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Want
         _logger.warning(
             "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, for "
             "example with a partition that was attached. The replica may lack more rows. "
-            "Repair: run --heal, or cdcpipe-spark snapshot --table %s",
+            "Repair: run --heal, or %s",
             table,
             grown - wanted,
-            table,
+            table.copying,
         )
         if want is not None:
             want("rows were changed or deleted that the replica did not have")
@@ -131,11 +131,11 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Want
         _logger.warning(
             "table %s: by its key (%s), %d new rows are rows that the replica had already, and were merged with them. Either the "
             "key was not unique at that time, or the replica differed from the table. Repair: run --heal, "
-            "or cdcpipe-spark snapshot --table %s",
+            "or %s",
             table,
             ", ".join(piece.key),
             wanted - grown,
-            table,
+            table.copying,
         )
         if want is not None:
             want(f"by its key ({', '.join(piece.key)}), new rows were rows that the replica had already")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -66,6 +67,11 @@ class Table:
     def now(self) -> Table:
         """The name that the table has now, as a table of its own."""
         return self.called or self
+
+    @property
+    def copying(self) -> str:
+        """The shell command that copies the table's rows, for hints."""
+        return f"cdcpipe-spark snapshot --table {shlex.quote(str(self))}"
 
     def __str__(self) -> str:
         now = self.now

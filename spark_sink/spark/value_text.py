@@ -38,7 +38,8 @@ _PLAIN: Final = {"byte", "short", "integer", "long", "decimal", "date", "timesta
 _BITS: Final = {"float": ("Float", "floatToIntBits", 8), "double": ("Double", "doubleToLongBits", 16)}
 
 # The rule of PostgreSQL's array_out. Its whitespace is the same as Java's \s.
-_QUOTED_IN_SQL: Final = r'^(?i:null)?$|[\s"\\{},]'
+# In Java $ is also the place before a last U+0085, U+2028 or U+2029. \z is the end alone.
+_QUOTED_IN_SQL: Final = r'^(?i:null)?\z|[\s"\\{},]'
 
 
 def value_text(value: str, kind: DataType, *, is_joined: bool = False) -> str | None:

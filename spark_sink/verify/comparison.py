@@ -63,7 +63,6 @@ DIFFERENT = 10
 NOT_COMPARED = 11
 """The command's exit code if no table differs, but a table could not be compared, or there was none."""
 _NO_REPLICA = "has no key, and so no replica to compare"
-_COPY = "cdcpipe-spark snapshot --table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,7 @@ def _unknown(house: Warehouse, connection: Sequence[str], staging: Path, tell: C
     results = []
     for table, is_keyed in unknown_tables(house, connection, staging):
         if is_keyed:
-            problem = f"the warehouse has no such table: no change of it has come, and its rows were not copied; {_COPY} {table}"
+            problem = f"the warehouse has no such table: no change of it has come, and its rows were not copied; {table.copying}"
             results.append(TableResult(table, problem=problem))
         else:
             _logger.warning("%s %s", table, _NO_REPLICA)
@@ -214,7 +213,7 @@ class _Comparison:
                 message = f"{table} is a partition now, and its changes come as those of {'.'.join(root)}"
                 hint = f"its rows are compared as those of {'.'.join(root)}"
                 if not self._is_copied_since_attached(table, Table(*root)):
-                    hint = f"that replica lacks the rows from before it was attached: {_COPY} {'.'.join(root)}"
+                    hint = f"that replica lacks the rows from before it was attached: {Table(*root).copying}"
                 if are_named:
                     raise InvalidArgumentsError(message, hint=hint)
                 _logger.warning("%s: not compared; %s", message, hint)
@@ -266,7 +265,7 @@ class _Comparison:
 
     def _compare(self, table: Table) -> TableResult:
         if not self._house.has_changelog(table):
-            return TableResult(table, problem=f"its changelog, {self._house.changelog(table)}, has gone; {_COPY} {table}")
+            return TableResult(table, problem=f"its changelog, {self._house.changelog(table)}, has gone; {table.copying}")
         versions = self._house.versions(table)
         version, there = versions[-1], self._there.get(table)
         if there is None and dropped_tables.where(self._house, table, versions) is not None and self._rows(table).isEmpty():

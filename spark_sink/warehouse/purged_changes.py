@@ -43,7 +43,7 @@ def check(house: Warehouse, table: Table, after_lsn: int) -> None:
     if after_lsn < lsn:
         raise PurgedError(
             f"this needs changes of {table} that were removed: its changelog was purged up to {format_lsn(lsn)}",
-            hint=f"cdcpipe-spark snapshot --table {table} gives the table a new beginning",
+            hint=f"{table.copying} gives the table a new beginning",
         )
 
 

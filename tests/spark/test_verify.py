@@ -76,6 +76,7 @@ FIRST = [
     "insert into widened select i, i, 'x', array[i, null], '{a,\"b c\"}' from generate_series(1, 5) i",
     """insert into listed values ('{a,"b, c"}', '{}', 1), ('{"a,b",c}', '{}', 2), ('{{a},{b}}', '{2024-02-29}', 3),
        ('{a,b}', '{infinity}', 4), ('{a,b}', '{2024-02-29}', 5), ('{"\\\\"}', '{NULL}', 6), ('[0:0]={a}', '{}', 7)""",
+    "insert into listed values (array[E'\\u0085', E'null\\u2029'], '{}', 8)",  # the ends of lines for Java's $, not for \\z
     "insert into keyless values (1)",
     f"insert into {quote_identifier(HOSTILE[-1])} values (1, 2, 'x', 5)",
 ]

@@ -35,6 +35,19 @@ def test_poll_mode_needs_no_replication_role(on18: PublishedDatabase) -> None:
         on18.sql("drop role poller")
 
 
+def test_poll_mode_refuses_a_slot_that_no_stream_can_use(on18: PublishedDatabase) -> None:
+    """It would wait for ever, or say that a stream can start."""
+    name = f"physical_{on18.database.name}"
+    on18.connection.execute("select pg_create_physical_replication_slot(%s)", [name])
+    try:
+        code, _, err = run_cli("-d", on18.database.dsn, "-S", name, "-L")
+        assert (code, "is a physical slot" in err) == (2, True)
+    finally:
+        on18.connection.execute("select pg_drop_replication_slot(%s)", [name])
+    code, _, err = run_cli("-d", f"{on18.database.dsn} dbname=postgres", "-S", on18.slot, "-L")
+    assert (code, f"connect to it: -d {on18.database.name}" in err) == (2, True)
+
+
 def test_standby_takes_over(on: PublishedDatabase) -> None:
     """The active process is killed. One of two standbys continues from its position. The other one still waits."""
     insert(on, 1, 2)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 from typing import Any
 
@@ -234,6 +235,20 @@ def test_prepare_needs_the_arguments_of_a_stream(on18: PublishedDatabase, line: 
         cli.close_stdin()
         assert cli.wait() == code
         assert said in cli.stderr
+
+
+@pytest.mark.parametrize(("option", "code"), [("--then-stream", 4), ("--export-snapshot", 0)])
+def test_prepare_takes_a_closed_stdin_for_one_at_its_end(on18: PublishedDatabase, option: str, code: int) -> None:
+    command = shlex.join([*COMMAND, "prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", option])
+    done = subprocess.run(["sh", "-c", f"exec {command} <&-"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert json.loads(done.stdout)["slot"]["name"] == on18.slot
+    assert "defect" not in done.stderr
+
+
+def test_prepare_exports_no_snapshot_without_a_publication(on18: PublishedDatabase) -> None:
+    code, _, err = run_cli("prepare", "-d", on18.database.dsn, "-S", on18.slot, "--export-snapshot")
+    assert (code, "--publication" in err) == (2, True), err
 
 
 def test_prepare_that_fails_has_no_stream(on18: PublishedDatabase) -> None:

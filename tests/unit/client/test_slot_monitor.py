@@ -18,3 +18,11 @@ def test_lag_is_measured_on_the_history_of_the_wal() -> None:
     assert behind.bytes == 20_299
     assert behind.seconds == 20_007.0
     assert 10_000 <= history.lag(10_400, 20_010.0).seconds < 20_007
+
+
+def test_a_server_that_has_gone_back_begins_the_history_anew() -> None:
+    history = WALHistory()
+    for lsn, now in ((100, 1.0), (300, 2.0), (200, 50.0), (220, 60.0)):
+        history.add(lsn, now)
+    assert history.lag(210, 61.0) == Lag(10, 1.0)
+    assert history.lag(150, 61.0) == Lag(70, 11.0, at_least=True)

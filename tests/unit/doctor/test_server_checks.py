@@ -11,6 +11,7 @@ from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import server_checks
 from cdcpipe.doctor.facts import Asked, Transaction, WALRate
 from cdcpipe.lsn import LSN
+from cdcpipe.publishing import NewPublication
 from support.doctor_facts import ASKED, GB, MB, NEW, ROLE, facts, judge, on, server, slot
 
 
@@ -41,6 +42,11 @@ def test_wal_level() -> None:
         on({"wal_level": "replica"}),
         "error replica … ALTER SYSTEM SET wal_level = 'logical'; then restart",
     )
+    standby = server(is_standby=True)
+    judge(server_checks.wal_level, facts(server=standby), "ok on this standby; the primary's … was not looked at")
+    judge(server_checks.wal_level, facts(server=standby, others=(server(),)), "ok wal_level is logical")
+    primary = server({"wal_level": "replica"}, address="there:5432")
+    judge(server_checks.wal_level, facts(server=standby, others=(primary,)), "error replica … then restart")
 
 
 @pytest.mark.parametrize(
@@ -173,6 +179,12 @@ def test_transactions(transactions: tuple[Transaction, ...], asked: Asked, expec
     judge(server_checks.transactions, given, *expected)
 
 
+def test_the_primarys_transactions_are_not_said_to_be_none() -> None:
+    given = facts(asked=NEW, transactions=None, server=server(is_standby=True))
+    judge(server_checks.transactions, given, "warning on the primary are not known here … waits … look at the primary")
+    judge(server_checks.transactions, facts(transactions=None))
+
+
 def test_a_transaction_whose_age_is_not_shown() -> None:
     given = facts(transactions=(replace(SESSION, age_s=None),), role=replace(ROLE, sees_others=False))
     judge(server_checks.transactions, given, 'warning 1 transaction of other users is open … GRANT pg_read_all_stats TO "cdc"')
@@ -202,6 +214,14 @@ def test_slot_state(changes: dict[str, Any], expected: str) -> None:
 def test_a_slot_that_is_not_there() -> None:
     judge(server_checks.slot_state, on(slots=()), "error not there … cdcpipe prepare -S s --publication p -c")
     judge(server_checks.slot_state, replace(on(slots=()), asked=NEW), "ok -c makes it")
+
+
+def test_the_command_that_makes_a_slot_publishes_what_was_asked_for() -> None:
+    new = NewPublication.of(tables=["public.*"], exclude_columns=["public.person.the name"])
+    asked = Asked("s", publications=("my pub",), new=new)
+    options = "--publication 'my pub' --table 'public.*' --exclude-column 'public.person.the name' -c"
+    expected = f"error cdcpipe prepare -S s {options}, with the options of this connection"
+    judge(server_checks.slot_state, facts(asked=asked, server=server()), expected)
 
 
 def test_a_copy_of_the_primarys_slot_on_a_standby() -> None:

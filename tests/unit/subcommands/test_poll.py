@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -44,7 +45,7 @@ def test_a_copy_that_a_promotion_would_lose_is_a_warning(
 ) -> None:
     monkeypatch.setattr(poll, "find_slot", lambda *_, **__: slot)
     with pytest.raises(SlotInUseError) as caught, caplog.at_level(logging.INFO):
-        poll.wait_until_free(cast("Any", None), "shop", PollConfig(0.0, 1.0))
+        poll.wait_until_free(cast("Any", SimpleNamespace(database="shop")), "shop", PollConfig(0.0, 1.0))
     assert hint in str(caught.value.hint)
     (record,) = caplog.records
     assert (record.levelno == logging.WARNING) == is_warned == ("a promotion now would lose the slot" in caught.value.message)
