@@ -33,6 +33,8 @@ __all__ = ["compact"]
 _MOST_ROWS: Final = 1 << 17
 _MOST_BYTES: Final = 64 << 20
 """So many rows, or bytes of memory, are collected before they are written as one row group."""
+_BATCH_ROWS: Final = 1 << 12
+"""So many rows are read at once. A small file may have gigabytes of values, if they are alike."""
 
 
 def compact(
@@ -102,12 +104,12 @@ def _write(path: Path, layout: Layout, group: Sequence[Mapping[str, Any]], is_st
         for file in group:
             if is_stopping():
                 break
-            arrays, count = _read(path, layout, file)
-            collected.append(arrays)
-            rows += count
-            size += sum(array.nbytes for array in arrays.values())
-            if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-                flush()
+            for arrays, count in _read(path, layout, file):
+                collected.append(arrays)
+                rows += count
+                size += sum(array.nbytes for array in arrays.values())
+                if rows >= _MOST_ROWS or size >= _MOST_BYTES:
+                    flush()
         flush()
         written = writer.close()
     except BaseException:
@@ -119,19 +121,19 @@ def _write(path: Path, layout: Layout, group: Sequence[Mapping[str, Any]], is_st
     return written
 
 
-def _read(path: Path, layout: Layout, file: Mapping[str, Any]) -> tuple[dict[str, pa.Array], int]:
-    """Return the columns of a file, and the number of its rows. A column that it lacks is null."""
-    count = int(statistics(file)["numRecords"])
+def _read(path: Path, layout: Layout, file: Mapping[str, Any]) -> Iterator[tuple[dict[str, pa.Array], int]]:
+    """Yield the columns of some rows of a file, and the number of these rows. A column that the file lacks is null."""
     with places.parquet_reader(path / unquote(str(file["path"])), int(file["size"])) as opened:
-        if opened.metadata.num_rows != count:
+        if opened.metadata.num_rows != int(statistics(file)["numRecords"]):
             raise UnsupportedError("a file that has not as many rows as the log says")
         there = {field.name: field.type for field in opened.schema_arrow}
         for field in layout.schema:
             if there.get(field.name, field.type) != field.type:
                 raise UnsupportedError("a file whose columns have other types than the table's")
-        table = opened.read(columns=[field.name for field in layout.schema if field.name in there])
-    arrays = {
-        name: table[field.name].combine_chunks() if field.name in there else pa.nulls(count, field.type)
-        for name, field in zip(layout.names, layout.schema, strict=True)
-    }
-    return arrays, count
+        columns = [field.name for field in layout.schema if field.name in there]
+        for batch in opened.iter_batches(_BATCH_ROWS, columns=columns):
+            arrays = {
+                name: batch[field.name] if field.name in there else pa.nulls(len(batch), field.type)
+                for name, field in zip(layout.names, layout.schema, strict=True)
+            }
+            yield arrays, len(batch)

@@ -189,16 +189,21 @@ class Listed(NamedTuple):
     written_s: float
 
 
+_CHANGE_DATA: Final = "_change_data"
+"""The directory of a Delta table with what its commits have changed, for a table with ``delta.enableChangeDataFeed``."""
+
+
 def list_files(path: Path, but: Container[str] = ()) -> Iterator[Listed]:
     """Yield the files in a directory, and in those below it, except those with the names ``but``. No directory has no files.
 
-    Leaves out names that begin with ``_`` or ``.``, as Delta Lake does. The name of a file below has slashes.
+    Leaves out names that begin with ``_`` or ``.``, as Delta Lake does, but not the files of a change data feed. The name of a file
+    below has slashes.
     """
     directories = [""]
     while directories:
         directory = directories.pop()
         for found, is_directory, entry in _entries(path / directory if directory else path):
-            if found.startswith(("_", ".")):
+            if found.startswith(("_", ".")) and (directory, found, is_directory) != ("", _CHANGE_DATA, True):
                 continue
             below = f"{directory}{found}"
             if is_directory:

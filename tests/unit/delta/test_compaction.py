@@ -103,6 +103,24 @@ def test_groups_have_the_wanted_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert compact(table.path, 1, nullcontext) == 0  # no file is that small
 
 
+def test_alike_values_of_small_files_are_not_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of gigabytes may take a megabyte on disk, and Arrow puts no more than 2 GiB into one array."""
+    monkeypatch.setattr(compaction, "_MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(compaction, "_BATCH_ROWS", 2)
+    schema = StructType([StructField("text", StringType())])
+    table = file_table.define(tmp_path / "t", schema, {})
+    table.path.mkdir()
+    for count in (40, 1):
+        writer = FileWriter(str(table.path), part_name(), table.layout())
+        writer.write({"text": pa.array(["x" * (1 << 20)] * count)}, count)
+        file_table.commit(table, [writer.close()], Position(1, table.lsn + 1))
+    assert compact(table.path, SMALL, nullcontext) == 2
+    (file,) = TableLog(table.path).refresh().files
+    written = pq.ParquetFile(table.path / file["path"])
+    assert written.metadata.num_rows == 41
+    assert max(written.metadata.row_group(each).num_rows for each in range(written.num_row_groups)) <= 5
+
+
 def test_others_write_meanwhile(tmp_path: Path) -> None:
     table = made(tmp_path / "t")
     held = []
