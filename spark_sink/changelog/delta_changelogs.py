@@ -198,6 +198,7 @@ def _move(made: Path, target: Path) -> None:
     places.remove_tree(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.rename(target)
+    places.sync_directory(target.parent)  # what notes that the copy is whole comes later, and is durable itself
 
 
 class _OldDeltaChanges(OldChanges):

@@ -59,6 +59,7 @@ __all__ = [
 KNOWN_FEATURES: Final = {
     "appendOnly",
     "changeDataFeed",
+    "checkpointProtection",
     "clustering",
     "columnMapping",
     "deletionVectors",
@@ -132,7 +133,7 @@ def _supported(path: Path) -> TableLog:
         raise DeltaError(
             f"the Delta table {path} has {obstacle}, and cdcpipe can't write to such a table",
             hint="undo what gave it to the table (ALTER TABLE ... DROP CONSTRAINT, UNSET TBLPROPERTIES), then ALTER TABLE ... DROP "
-            "FEATURE. Do not remove a changelog: nothing else has its changes",
+            "FEATURE ... TRUNCATE HISTORY. Do not remove a changelog: nothing else has its changes",
         )
     return log
 

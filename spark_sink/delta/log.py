@@ -369,7 +369,8 @@ def shorten(path: Path, age_s: float) -> int:
     """Delete the part of a log before the newest checkpoint that is at least ``age_s`` old. Returns the number of deleted commits.
 
     A reader that has begun since that checkpoint finds everything that it needs. Does nothing if a property of the table sets the
-    retention of its log, or if its checkpoints have sidecar files: Delta shortens these logs itself.
+    retention of its log, if its checkpoints have sidecar files, or if DROP FEATURE protects its checkpoints: Delta shortens these
+    logs itself.
     """
     log = path / "_delta_log"
     names = places.list_names(log)
@@ -378,7 +379,12 @@ def shorten(path: Path, age_s: float) -> int:
         return 0
     # The times of checkpoints come from another clock. Compare the clocks only now, because a store needs three requests for it.
     gone = before_checkpoint(log, names, until - clock.behind_s(path))
-    if not gone or _OWN_RETENTION & TableLog(path).refresh().metadata.get("configuration", {}).keys():
+    if not gone:
+        return 0
+    found = TableLog(path).refresh()
+    if _OWN_RETENTION & found.metadata.get("configuration", {}).keys() or "checkpointProtection" in found.features(
+        "writerFeatures"
+    ):
         return 0
     places.remove_files(log, gone)
     return len(_versions(gone))

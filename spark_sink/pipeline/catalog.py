@@ -142,8 +142,10 @@ class CatalogDatabase:
                 for former in names.former(home):
                     called = replace(home, called=former)
                     self._histories.drop(called, self._quoted(_name_of(called) + _HISTORY))
-                    for _, name, path in self._entries(called):
+                    for owner, name, path in self._entries(called):
                         self._drop(name, path)
+                        if self._owners.get(name) == owner:  # of a table that is not there yet
+                            del self._owners[name]
 
     def register(self, tables: Iterable[Table]) -> None:
         """Name the changelogs and replicas of these tables that exist and have no name yet.
@@ -197,7 +199,8 @@ class CatalogDatabase:
         if other != owner:
             raise WarehouseError(
                 f"{other} and {owner} would both be {self._text(name)} in the catalog",
-                hint="leave one of the tables out of the publication or rename it, or run without --catalog-database",
+                hint="if both still get changes, start run without --catalog-database; otherwise remove the one that gets none"
+                " (docs/spark/change.md, Remove a table): its files, and its names in the catalog",
             )
 
     def _entries(self, table: Table) -> Iterator[tuple[str, str, Path]]:

@@ -132,3 +132,4 @@ def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> Non
     is_old = any(path.glob(f"{_OLD_PREFIX}*"))
     gathered.rename(path / (name.replace(_PREFIX, _OLD_PREFIX, 1) if is_old else name))
     fsync_directory(path)
+    fsync_directory(path.parent)  # the table may be new

@@ -205,3 +205,14 @@ def test_a_log_is_not_shortened_early_where_new_files_look_old(tmp_path: Path, m
     ahead_s = 0.0
     os.utime(log / f"{1:020d}.checkpoint.parquet", (0, 0))
     assert delta_log.shorten(tmp_path, 3600.0) == 1
+
+
+def test_a_log_that_drop_feature_protects_is_not_shortened(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["checkpointProtection"]}
+    for number in range(2):
+        commit(log, number, added(str(number), 7))
+    commit(log, 2, {"protocol": protocol})
+    write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}], {}, version=1)
+    os.utime(log / f"{1:020d}.checkpoint.parquet", (0, 0))
+    assert delta_log.shorten(tmp_path, 3600.0) == 0
