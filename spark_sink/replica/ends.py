@@ -16,6 +16,8 @@ __all__ = ["POSITION", "all_ends", "end_position", "ends_all", "exact_time", "fi
 POSITION: Final = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
 """The columns whose order is the order of the changes."""
 
+_LAST_ORDINAL: Final = (1 << 31) - 1
+
 
 def ends_all() -> Column:
     """Return an expression: whether a change ends all rows before it (TRUNCATE, DROP TABLE)."""
@@ -51,13 +53,15 @@ def all_ends(changes: DataFrame) -> Column:
     """
     until = F.struct(F.col("_cdc_end_lsn").alias("lsn"), F.col("_cdc_commit_time").alias("time"))
     ends = changes.where(ends_all()).select(end_position().alias("at"), until.alias("until"))
-    # A snapshot's rows replace all rows before the first of them.
+    # A snapshot's rows replace all rows before the first of them. Their ordinals may be negative (snapshot/chunk.py), so the end is
+    # the last place of the LSN before.
+    last_ordinal = F.lit(_LAST_ORDINAL).alias("_cdc_ordinal")
     snapshots = (
         changes.where(F.col("_cdc_op") == "snapshot")
         .groupBy("_cdc_epoch", "_cdc_end_lsn")
         .agg(F.min("_cdc_commit_time").alias("_cdc_commit_time"))
-        .withColumn("_cdc_ordinal", F.lit(-1))
-        .select(F.struct("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal").alias("at"), until.alias("until"))
+        .withColumn("_cdc_before", F.struct("_cdc_epoch", (F.col("_cdc_end_lsn") - 1).alias("_cdc_end_lsn"), last_ordinal))
+        .select(F.col("_cdc_before").alias("at"), until.alias("until"))
     )
     found = ends.unionByName(snapshots)
     kind = found.schema.simpleString().replace("struct<", "array<struct<", 1) + ">"

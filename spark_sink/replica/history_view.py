@@ -58,7 +58,9 @@ _SENT_WHOLE: Final = (
 )
 """Types of a fixed length. PostgreSQL stores their values in the row, so every update sends them."""
 
-_POSITION: Final = "struct(_cdc_end_lsn, _cdc_ordinal)"
+_POSITION: Final = "struct(_cdc_end_lsn, CAST(_cdc_ordinal AS BIGINT) AS _cdc_ordinal)"
+_BEFORE_ALL: Final = -(1 << 31) - 1
+"""An ordinal before those of a snapshot's rows, which have all 32 bits (snapshot/chunk.py)."""
 _NO_LSNS: Final = "CAST(array() AS ARRAY<BIGINT>)"
 _BARRIERS: Final = ", ".join(map(literal, (*ENDS, "snapshot")))
 
@@ -170,7 +172,7 @@ def _may_be_unsent(schema: StructType, shape: HistoryShape) -> list[str]:
 
 
 def _place_sql(place: Place) -> str:
-    return f"named_struct('_cdc_end_lsn', {place[0]}L, '_cdc_ordinal', {place[1]})"
+    return f"named_struct('_cdc_end_lsn', {place[0]}L, '_cdc_ordinal', {place[1]}L)"
 
 
 def _lsns_sql(lsns: Iterable[int]) -> str:
@@ -184,7 +186,7 @@ def _raise_sql(message: str) -> str:
 
 def _ends_sql(shape: HistoryShape) -> str:
     """Return a query for the places where all rows end, as `ends.all_ends` has them, and where another table gets the name."""
-    ordinal = "CASE _cdc_op WHEN 'snapshot' THEN -1 WHEN 'drop' THEN _cdc_ordinal - 1 ELSE _cdc_ordinal END"
+    ordinal = f"CASE _cdc_op WHEN 'snapshot' THEN {_BEFORE_ALL}L WHEN 'drop' THEN _cdc_ordinal - 1 ELSE _cdc_ordinal END"
     changes = (
         "SELECT _cdc_place, _cdc_op, min(_cdc_commit_time) AS _cdc_time FROM (SELECT _cdc_op, _cdc_commit_time, "
         f"struct(_cdc_end_lsn, {ordinal} AS _cdc_ordinal) AS _cdc_place FROM _cdc_changes WHERE _cdc_op IN ({_BARRIERS})) "

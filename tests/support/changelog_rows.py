@@ -110,9 +110,13 @@ class Source:
         self.rows.clear()
 
     def snapshot(self) -> int:
-        """Copy all rows, at a position of its own, which is returned. Rows that only the changelog has are gone."""
+        """Copy all rows, at a position of its own, which is returned. Rows that only the changelog has are gone.
+
+        Every other ordinal is negative, as beyond 31 bits (snapshot/chunk.py).
+        """
         lsn = self.lsn + 1
-        for row in self.rows.values():
+        for number, row in enumerate(self.rows.values()):
+            self.ordinal = number - (1 << 31) if number % 2 else number
             self._emit("snapshot", row)
         assert self.rows
         self.commit()
