@@ -1,7 +1,7 @@
 """Finds the tables that need a copy of their rows after captured DDL, because the stream does not have the rows. No I/O.
 
-- A rewrite computes new values: a default for each row, or another type with USING. A cast without USING changes no value that the
-  column's new type holds; changelog/versions.py looks at that.
+- A rewrite computes new values: a default for each row, or another type with USING. After a cast without USING,
+  changelog/versions.py compares the types.
 - SET LOGGED: the stream does not have what was changed while the table was unlogged.
 - ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)

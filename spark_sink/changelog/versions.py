@@ -27,7 +27,7 @@ from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import Fill, Table, gone_columns
-from spark_sink.schema.types import assign_columns, holds, original_name, plain_name, spark_type
+from spark_sink.schema.types import assign_columns, holds, is_printed_otherwise, original_name, plain_name, spark_type
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class TableVersions:
             fills, unknown = _fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
             self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
+            self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
             then = self.names.name(table, known[-1].place)
             return _hide(self._warehouse, table, here, columns, fills, then, _columns_of(known[-1]))
         if step is None:
@@ -224,6 +225,7 @@ class TableVersions:
             return ()
         earlier, later = _fields(previous, columns), _fields(version, columns)
         self._name_retyped(table, place, ((name, earlier[name], later[name]) for name in later if name in earlier))
+        self._name_reprinted(table, place, _type_ids(previous), version)
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
@@ -272,6 +274,28 @@ class TableVersions:
                 retyped.append(name)
         if retyped:
             want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(retyped)} are in columns of the old type")
+
+    def _name_reprinted(self, table: Table, place: Place, before: Mapping[int, int], version: SchemaVersion) -> None:
+        """Name the columns whose earlier values have another text now: the table needs a copy. ``before``: type ids by number."""
+        found = [
+            column.name
+            for column, fact in zip(version.relation.columns, version.facts or (), strict=False)
+            if is_printed_otherwise(before.get(fact.number, column.type_id), column.type_id)
+        ]
+        if found:
+            listed = ", ".join(found)
+            _logger.warning(
+                "table %s has columns with another type, in which earlier values have another text: %s. Repair: run --heal, or %s",
+                table,
+                listed,
+                table.copying,
+            )
+            want_copy(self._warehouse, table, place[0], f"with their new type, earlier values of {listed} have another text")
+
+
+def _type_ids(version: SchemaVersion) -> dict[int, int]:
+    """Return the type of each column by the column's number, if the numbers are known."""
+    return {fact.number: column.type_id for column, fact in zip(version.relation.columns, version.facts or (), strict=False)}
 
 
 def _typed(warehouse: Warehouse, version: SchemaVersion) -> SchemaVersion:

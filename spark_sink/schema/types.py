@@ -79,6 +79,7 @@ __all__ = [
     "find_columns",
     "holds",
     "is_json",
+    "is_printed_otherwise",
     "json_fields",
     "merge_columns",
     "original_name",
@@ -242,6 +243,31 @@ def holds(wide: DataType, narrow: DataType) -> bool:
         case (DoubleType(), ShortType() | IntegerType() | FloatType()) | (TimestampNTZType(), DateType()):
             return True
     return bool(wide == narrow)
+
+
+_PRINTED_OTHERWISE: Final = frozenset(
+    (old, new)
+    for before, after in (
+        ("cidr", ("inet",)),  # 10.0.0.1/32 is 10.0.0.1 then
+        ("xml", ("text", "varchar", "bpchar")),  # with the encoding in the XML declaration
+        ("int4", ("oid",)),  # -1 is 4294967295
+        ("regproc", ("regprocedure",)),
+        ("regprocedure", ("regproc",)),
+        ("regoper", ("regoperator",)),
+        ("regoperator", ("regoper",)),
+    )
+    for old in type_ids_of(before)
+    for new in type_ids_of(*after)
+)
+
+
+def is_printed_otherwise(old_type_id: int, new_type_id: int) -> bool:
+    """Tell whether ALTER TABLE to the new type gives old values another text, although it rewrites no rows.
+
+    It rewrites none where pg_cast says that the types are binary-coercible (castmethod ``b``):
+    https://www.postgresql.org/docs/current/catalog-pg-cast.html. Types of users and extensions are taken to have the same texts.
+    """
+    return (old_type_id, new_type_id) in _PRINTED_OTHERWISE
 
 
 def merge_columns(

@@ -142,6 +142,35 @@ class Stepped(History):
         return []
 
 
+CIDR, INET, XML, TEXT = 650, 869, 142, 25
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_wanted"), [(CIDR, INET, True), (XML, TEXT, True), (TEXT, 1043, False), (INET, INET, False)]
+)
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_type_in_which_earlier_values_have_another_text(
+    tmp_path: Path, old: int, new: int, *, is_wanted: bool, is_copied: bool
+) -> None:
+    """PostgreSQL rewrites no rows for these types: the catalog does not tell."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    texts = f"id=1 a:{old}=2", f"id=1 b:{new}=2"
+    columns = merge_columns(None, map(table, texts))
+    earlier, later = (
+        SchemaVersion(lsn, 0, table(text), numbered(table(text), catalog(text), None))
+        for lsn, text in zip((10, 30), texts, strict=True)
+    )
+    known = version(10, 0, ID)
+    if is_copied:
+        known = replace(known, snapshot=((1, "id"), (2, "a")), described=((1, "id", 23, -1), (2, "a", old, -1)))
+    history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
+    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions.record_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
+    reasons = [each.why for each in waiting(warehouse)]
+    assert reasons == (["with their new type, earlier values of b have another text"] if is_wanted else [])
+
+
 @pytest.mark.parametrize(
     ("before", "after", "schema", "masks", "fills"),
     [
