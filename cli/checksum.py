@@ -2,7 +2,8 @@
 
 A request is a line of JSON on stdin. The answer is a line of JSON on stdout. The command ends at the end of stdin. All tables are
 read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/checksum.py defines the checksums. The command
-connects to the server once it has read the first request.
+connects to the server once it has read the first request. The user needs SELECT on the tables. Only ``slot`` needs REPLICATION,
+too, if no connection uses the slot: it then reads what the slot has.
 
 ``begin`` names what the copy has: the publications, which have to exist, and its masks, as ``--mask`` has them (cdcpipe/masks.py).
 Without tables, it asks which server answers.
@@ -12,6 +13,9 @@ Without tables, it asks which server answers.
         {"schema", "name", "relation_id", "columns": [[NAME, TYPE_ID, TYPE_MODIFIER], ...], "row_estimate", "published_as",
          "hashed": [NAME, ...], "left_out": [NAME, ...]}, ...],
      "missing": [[SCHEMA, NAME], ...]}                                  # the tables of the request that do not exist
+
+    {"published": [NAME, ...]}                                          # the tables of these publications, as of the snapshot
+    [{"schema", "name", "relation_id", "primary_key": [COLUMN, ...], "replica_identity", "columns": [NAME, ...]}, ...]
 
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
     {BUCKET: [ROWS, SUM], ...}
@@ -60,8 +64,8 @@ Example:
 def command(**options: Any) -> None:
     """Answer requests for checksums of tables, which the server computes in one snapshot: JSON lines on stdin and stdout.
 
-    cdcpipe-spark verify runs this command. The user needs SELECT on the tables. No values of rows leave the server except keys, and
-    keys only when a request asks for them.
+    cdcpipe-spark verify runs this command. The user needs SELECT on the tables, and for a slot that no connection uses
+    also REPLICATION. No values of rows leave the server except keys, and keys only when a request asks for them.
     """
     parameters = connection_parameters_of(**options)
     requests = map(_parse, sys.stdin)
@@ -86,6 +90,9 @@ def _parse(line: str) -> Callable[[_Server], Any]:
             masks = Masks.of(request.get("masks") or {}).with_key()
             trim_numbers = bool(request.get("trim_numbers"))
             return lambda server: server.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
+        if "published" in request:
+            published = [str(name) for name in request["published"]]
+            return lambda server: server.published(published)
         if "slot" in request:
             slot, named, upto = str(request["slot"]), [str(name) for name in request["publications"]], LSN.parse(request["upto"])
             return lambda server: server.slot(slot, named, upto)
@@ -151,6 +158,19 @@ class _Server:
             ],
             "missing": missing,
         }
+
+    def published(self, publications: list[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "schema": table.schema,
+                "name": table.name,
+                "relation_id": table.relation_id,
+                "primary_key": list(table.primary_key),
+                "replica_identity": table.replica_identity,
+                "columns": [column.name for column in table.columns],
+            }
+            for table in self._checksums.published_tables(publications)
+        ]
 
     def slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:
         state = find_slot_state(self._another, name, publications, upto)

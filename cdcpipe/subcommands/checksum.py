@@ -44,7 +44,7 @@ from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.publications import check_existing
 from cdcpipe.replication.server import current_lsn
 from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
-from cdcpipe.replication.tables import few
+from cdcpipe.replication.tables import PublishedTable, few, published_tables
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
@@ -188,6 +188,11 @@ class Checksums:
             (schema or "", name or ""): (set(json.loads(columns or "[]")), json.loads(filters) if filters else None)
             for schema, name, columns, filters in rows
         }
+
+    def published_tables(self, publications: Sequence[str]) -> list[PublishedTable]:
+        """Return the tables of the publications, by name. Raises InitError for a publication that does not exist."""
+        check_existing(self._connection, publications)
+        return published_tables(self._connection, publications)
 
     def buckets(self, table: ServerTable, key: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the number of rows and the sum of their checksums for each bucket that has rows."""

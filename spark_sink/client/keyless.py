@@ -22,7 +22,7 @@ def table_name(table: Mapping[str, Any]) -> str:
 
 
 def has_key(table: Mapping[str, Any]) -> bool:
-    """Tell whether the server knows what identifies the rows of a table that ``cdcpipe prepare`` describes."""
+    """Tell whether the server knows what identifies the rows of a table that ``cdcpipe prepare`` or ``checksum`` describes."""
     # With REPLICA IDENTITY USING INDEX the index's columns do.
     return bool(table["primary_key"]) or table["replica_identity"] == "i"
 

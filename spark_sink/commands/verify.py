@@ -143,8 +143,8 @@ def _json(results: Sequence[TableResult]) -> str:
         {
             str(result.table): {
                 "equal": result.is_equal,
-                "server_rows": result.server_rows,
-                "replica_rows": result.replica_rows,
+                "server_rows": result.server_rows if result.problem is None else None,
+                "replica_rows": result.replica_rows if result.problem is None else None,
                 "problem": result.problem,
                 "not_compared": list(result.left_out),
                 "compared_as_hashes": list(result.hashed),

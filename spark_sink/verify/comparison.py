@@ -146,7 +146,7 @@ def verify(
             comparison.leave_out_partitions(are_named=bool(tables))
             early = comparison.find_early()
             if early is None:
-                unknown = [] if tables else _unknown(house, connection, place, tell)
+                unknown = [] if tables else _unknown(house, server, tell)
                 return [*comparison.run(tell), *unknown]
             tell(f"waiting for a transaction in {early} to become visible on the server", 0)
             if time.monotonic() > deadline:
@@ -157,11 +157,14 @@ def verify(
             time.sleep(POLL_S)
 
 
-def _unknown(house: Warehouse, connection: Sequence[str], staging: Path, tell: Callable[[str, float], None]) -> list[TableResult]:
+def _unknown(house: Warehouse, server: ChecksumServer, tell: Callable[[str, float], None]) -> list[TableResult]:
     """Return a result for each published table that should have a replica, but has no table in the warehouse."""
     tell("asking which tables are published", 0)
     results = []
-    for table, is_keyed in unknown_tables(house, connection, staging):
+    # The connection of the comparison, because the role may lack what a stream needs: REPLICATION, and a free walsender.
+    publications = house.source().publications
+    published = server.ask({"published": publications}) if publications else []
+    for table, is_keyed in unknown_tables(house, published):
         if is_keyed:
             problem = f"the warehouse has no such table: no change of it has come, and its rows were not copied; {table.copying}"
             results.append(TableResult(table, problem=problem))

@@ -7,43 +7,28 @@ no replica anyway, and is only named, as the other tables without a key are.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-from cdcpipe.errors import CdcpipeError
 from spark_sink.client import keyless
-from spark_sink.client.prepare import look_up
-from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["unknown_tables"]
 
-_logger = logging.getLogger(__name__)
 
-
-def unknown_tables(house: Warehouse, connection: Sequence[str], staging: Path) -> list[tuple[Table, bool]]:
+def unknown_tables(house: Warehouse, published: Iterable[Mapping[str, Any]]) -> list[tuple[Table, bool]]:
     """Return the published tables that the warehouse does not have, in order, each with whether it has a key.
 
-    If the server can't be asked for them, warn that they are not known, and return none.
+    ``published`` is what ``cdcpipe checksum`` has answered.
     """
-    source = house.source()
-    if not source.publications:
-        return []
-    try:
-        prepared = look_up(LauncherConfig(source.slot, staging, source.publications, tuple(connection)), lambda: False)
-    except CdcpipeError as ex:
-        _logger.warning("it is not known whether the warehouse lacks published tables: %s", ex.message)
-        return []
     newest = house.newest_versions()
     names = {(table.now.schema, table.now.name) for table in house.tables()}
     numbers = {version.relation_id for version in newest.values()}
-    unknown = [each for each in prepared.tables if _is_unknown(each, names, numbers)]
+    unknown = [each for each in published if _is_unknown(each, names, numbers)]
     return sorted((Table(str(each["schema"]), str(each["name"])), keyless.has_key(each)) for each in unknown)
 
 

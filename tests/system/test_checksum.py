@@ -161,6 +161,24 @@ def test_a_publication_that_does_not_exist_is_named(database: postgres.Database)
     assert "hint: it has 'p'\n" in errors
 
 
+def test_published_tables_need_no_privilege(database: postgres.Database) -> None:
+    """Neither SELECT nor REPLICATION. They are those of the snapshot."""
+    role = f"{database.name}_checker"
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key, secret text); create table u (x int); create table v (x int)")
+        connection.execute(f'create publication p for table t (id), table u; create role "{role}" login')
+        ask = Asked(database, "-U", role)
+        assert ask({"begin": [], "publications": ["p"]})
+        connection.execute("alter publication p add table v")
+        found = ask({"published": ["p"]})
+        assert ask({"published": ["p", "q"]}) is None
+        code, errors = ask.end()
+        connection.execute(f'drop role "{role}"')
+    assert [(each["name"], each["primary_key"], each["columns"]) for each in found] == [("t", ["id"], ["id"]), ("u", [], ["x"])]
+    assert code == ExitCode.INIT_FAILED
+    assert "no publication 'q'" in errors
+
+
 def test_tables_that_do_not_exist_are_named(database: postgres.Database) -> None:
     with database.connect() as connection:
         connection.execute("create table t (id int primary key); create view v as select 1; create schema s")

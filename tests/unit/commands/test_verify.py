@@ -1,11 +1,12 @@
 """`cdcpipe-spark verify`: its progress bar, and its exit codes."""
 
+import json
 import os
 import sys
 
 import pytest
 
-from spark_sink.commands.verify import ProgressBar, _lines, exit_code
+from spark_sink.commands.verify import ProgressBar, _json, _lines, exit_code
 from spark_sink.schema.table import Table
 from spark_sink.verify.comparison import (
     DIFFERENT,
@@ -38,3 +39,10 @@ def test_exit_codes() -> None:
     assert exit_code([equal, equal]) == 0
     assert exit_code([equal, problem, different]) == DIFFERENT == 10
     assert exit_code([equal, problem]) == exit_code([]) == NOT_COMPARED == 11
+
+
+def test_a_table_that_was_not_compared_has_no_numbers_of_rows() -> None:
+    found = json.loads(
+        _json([TableResult(Table("public", "t"), 2, 2, is_equal=True), TableResult(Table("public", "u"), problem="gone")])
+    )
+    assert [(each["server_rows"], each["replica_rows"]) for each in found.values()] == [(2, 2), (None, None)]
