@@ -43,8 +43,7 @@ from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
 from spark_sink.verify.unknown_tables import unknown_tables
 from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
-from spark_sink.warehouse import dropped_tables, purged_changes
-from spark_sink.warehouse.gaps import is_copied_since
+from spark_sink.warehouse import dropped_tables, gaps, purged_changes
 from spark_sink.warehouse.mask_settings import check_key
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -191,6 +190,8 @@ class _Comparison:
         """Note the versions of the replicas, take the snapshot, and wait until the tables have everything that it sees."""
         self._bases = {table: self._base(table) for table in self._tables}
         source = self._house.source()
+        # Read before the snapshot is taken: what is in the log up to a gap that is found later may be newer than the snapshot.
+        history_lsn = max((each.start.lsn for each in gaps.read(self._house)), default=0)
         tell("taking a snapshot on the server", 0)
         check_server(self._house, self._server.ask({"begin": []}))  # another server may lack the publications, too
         begun = self._server.ask(
@@ -201,7 +202,7 @@ class _Comparison:
                 "masks": self._house.masks.as_kinds,
             }
         )
-        self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])))
+        self._visibility = Visibility(begun["xmax"], tuple(begun["running"]), int(LSN.parse(begun["wal_lsn"])), history_lsn)
         found = {(each["schema"], each["name"]): each for each in begun["tables"]}
         living = {table: (table.now.schema, table.now.name) for table in self._tables if not table.now.number}
         self._there = {table: found[name] for table, name in living.items() if name in found}
@@ -226,7 +227,7 @@ class _Comparison:
     def _is_copied_since_attached(self, partition: Table, root: Table) -> bool:
         """Tell whether the root was copied after the partition's own last change, and so has all of its rows."""
         last_lsn = self._house.format.lsn(self._house.changelog(partition)) or 0
-        return any(table.now == root and is_copied_since(self._house, table, last_lsn) for table in self._house.tables())
+        return any(table.now == root and gaps.is_copied_since(self._house, table, last_lsn) for table in self._house.tables())
 
     def _base(self, table: Table) -> _Base:
         return _Base(pin(self._house.replica(table)) if self._house.format.keeps_replicas else None)

@@ -52,17 +52,19 @@ class VerifyError(InitError):
 class Visibility:
     """Which transactions the server's snapshot sees: those with an id below ``xmax`` that are not in ``running``.
 
-    Everything that it sees is in the WAL before ``wal_lsn``.
+    Everything that it sees is in the WAL before ``wal_lsn``. Up to ``history_lsn`` the changelogs may have changes of another
+    history, from before a failover or a restore. Its transaction ids say nothing about this server.
     """
 
     xmax: int
     running: tuple[int, ...]
     wal_lsn: int
+    history_lsn: int = 0
 
     @property
     def recent_lsn(self) -> int:
         """The LSN up to which all transactions count as visible."""
-        return self.wal_lsn - _RECENT_BYTES
+        return max(self.wal_lsn - _RECENT_BYTES, self.history_lsn)
 
     def sees(self) -> Column:
         """Return an expression: whether the snapshot sees a change."""
