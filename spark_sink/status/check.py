@@ -18,7 +18,7 @@ from cdcpipe.units import format_duration, format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Alert", "Limit", "Limits", "State", "judge", "unknown"]
+__all__ = ["Alert", "Limit", "Limits", "State", "judge", "moved_slot", "unknown"]
 
 _ON_THE_WAY_BYTES: Final = 16 << 20
 """A walsender that is at most this far behind (one WAL segment) counts as up to date: the rest of the WAL is only just written."""
@@ -115,9 +115,26 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     _judge_waiting(alert, found["waiting"])
     if found["server_error"] is None:
         slot = found["source"]["slot"]
+        if words := moved_slot(found):
+            alert.add(State.CRITICAL, words)
         _judge_lag(alert, found["ladder"], slot, limits)
         _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
+
+
+def moved_slot(found: Mapping[str, Any]) -> str:
+    """Say that the slot is beyond what the log has: the changes in between are lost. Empty if it is not.
+
+    The launcher confirms nothing beyond its account. It says the same when it starts, and calls it a gap.
+    """
+    server = found["server"]
+    confirmed, known = (None, None) if server is None else (server["confirmed_flush_lsn"], found["account"])
+    if confirmed is None or known is None or LSN.parse(confirmed) <= LSN.parse(known):
+        return ""
+    return (
+        f"slot {found['source']['slot']} is at {confirmed}, but the log has everything only up to {known}:"
+        " the slot was made anew or moved, and the changes in between are lost"
+    )
 
 
 def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.slot_monitor import SlotReport
     from spark_sink.schema.table import Table, Version
+    from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Segment
     from spark_sink.status.ladder import Rung
     from spark_sink.warehouse.wanted_copies import WantedCopy
@@ -42,12 +43,15 @@ def describe(
 ) -> dict[str, Any]:
     """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged."""
     now = time.time()
-    known = _known(root)  # read it before the end of the log (account.py)
+    recorded = account.read(root)  # after the server was asked, and before the end of the log is read (account.py)
     epochs, segments, end = read_chain(root)
+    known = _known(recorded, end)
+    keeps_account = bool(epochs) and epochs[-1].keeps_account
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     rows = [] if tables is None else tables.describe()
-    rungs = ladder.build(report, end, [] if tables is None else tables.rungs(rows), CommitTimes(segments), now, known)
+    stages = [] if tables is None else tables.rungs(rows)
+    rungs = ladder.build(report, end, stages, CommitTimes(segments), now, known, keeps_account=keeps_account)
     return {
         "time": _iso(now),
         "staging": str(root),
@@ -68,6 +72,7 @@ def describe(
         "ladder": [_rung(rung) for rung in rungs],
         "begin": str(segments[0].start if segments else end) if end is not None else None,
         "end": None if end is None else str(end),
+        "account": format_lsn(max(end.lsn, 0 if known is None else known.lsn)) if end is not None and keeps_account else None,
         "removed": None if removed is None else str(removed),
         "segments": len(segments),
         "size": sum(sizes.values()),
@@ -110,9 +115,10 @@ def _gaps(epochs: Sequence[Epoch], tables: Tables | None) -> list[TablesGap]:
     return found + [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
 
 
-def _known(root: Path) -> ladder.Known | None:
-    recorded = account.read(root)
-    return ladder.Known(recorded.lsn, recorded.time) if recorded.lsn else None
+def _known(recorded: Account, end: Position | None) -> ladder.Known | None:
+    """Return what the account says of the log, which ends at ``end``: nothing if the log lacks its newest segments."""
+    is_whole = end is not None and recorded.end_lsn <= end.lsn
+    return ladder.Known(recorded.lsn, recorded.time) if recorded.lsn and is_whole else None
 
 
 class Tables:

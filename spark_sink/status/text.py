@@ -8,6 +8,7 @@ from cdcpipe.printable import printable
 from cdcpipe.units import counted, format_size
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.lock import owner_text
+from spark_sink.status.check import moved_slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +99,8 @@ def _server(found: Mapping[str, Any]) -> list[str]:
     parts.append(f"WAL {server['wal_status']}, kept from {server['restart_lsn']}")
     if server["safe_wal_bytes"] is not None:
         parts.append(f"{format_size(server['safe_wal_bytes'])} more before the slot may be lost")
-    return [f"slot       {', '.join(parts)}"]
+    lines = [f"slot       {', '.join(parts)}"]
+    return [*lines, f"           {words}"] if (words := moved_slot(found)) else lines
 
 
 def ladder_row(rung: Mapping[str, Any]) -> tuple[str, ...]:

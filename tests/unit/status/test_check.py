@@ -16,7 +16,7 @@ def rung(name: str, behind: int | None = 0, seconds: float | None = 0.0, *, at_m
     return {"rung": name, "position": position, "behind_bytes": behind, "behind_seconds": seconds, "at_most": at_most}
 
 
-SERVER = {"wal_lsn": "0/3000000", "restart_lsn": "0/1000000", "wal_status": "reserved"}
+SERVER = {"wal_lsn": "0/3000000", "confirmed_flush_lsn": "0/2000000", "restart_lsn": "0/1000000", "wal_status": "reserved"}
 BEHIND = [rung("server"), rung("sent"), rung("confirmed"), rung("sealed"), rung("changelog", 10 * KB, 75.0)]
 
 
@@ -29,6 +29,7 @@ def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "source": {"slot": "shop_cdc"},
         "server": SERVER,
         "server_error": None,
+        "account": "0/2000000",
         "warehouse": None,
         "gaps": [],
         "waiting": [],
@@ -60,6 +61,15 @@ CASES = [
     ),
     pytest.param(
         found(server=SERVER | {"wal_status": "unreserved"}), Limits(), CRITICAL, "about to be lost", id="about to be lost"
+    ),
+    pytest.param(found(account=None), Limits(), OK, "75 s", id="an old log without an account"),
+    pytest.param(found(server=SERVER | {"confirmed_flush_lsn": None}), Limits(), OK, "75 s", id="the slot is being created"),
+    pytest.param(
+        found(account="0/1FFFFFF"),
+        Limits(),
+        CRITICAL,
+        "slot shop_cdc is at 0/2000000, but the log has everything only up to 0/1FFFFFF",
+        id="somebody has moved the slot",
     ),
     pytest.param(found(server_error="no answer"), Limits(lag_s=S60), UNKNOWN, "can't be asked: no answer", id="no server"),
     pytest.param(

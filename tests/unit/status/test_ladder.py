@@ -31,24 +31,34 @@ NOW = 50.0
 
 
 @pytest.mark.parametrize(
-    ("server", "sealed", "tables", "expected"),
+    ("server", "known", "tables", "expected"),
     [
-        pytest.param(report(300, 300, 300), 300, (300, 300), (0, 0, 0, 0, 0, 0), id="all are where the server is"),
-        pytest.param(report(900, 900, 900), 300, (300, 300), (0, 0, 0, 0, 0, 0), id="idle: only the server goes on"),
-        pytest.param(report(900, 900, 900), 300, (200, 100), (0, 0, 0, 0, 700, 800), id="tables lack what the log has"),
-        pytest.param(report(900, 900, 300), 300, (200, 200), (0, 0, 600, 600, 700, 700), id="replica as far as changelog"),
-        pytest.param(report(400, None, 300), 300, (300, 300), (0, None, 100, 100, 100, 100), id="nobody streams"),
-        pytest.param(None, 300, (300, 200), (0, 0, 100), id="nobody was asked"),
-        pytest.param(None, 300, (None, None), (0, None, None), id="no tables yet"),
+        pytest.param(report(300, 300, 300), 0, (300, 300), (0, 0, 0, 0, 0, 0), id="all are where the server is"),
+        pytest.param(report(900, 900, 900), 900, (300, 300), (0, 0, 0, 0, 0, 0), id="idle: only the server goes on"),
+        pytest.param(report(900, 900, 900), 900, (200, 100), (0, 0, 0, 0, 700, 800), id="tables lack what the log has"),
+        pytest.param(report(900, 900, 300), 0, (200, 200), (0, 0, 600, 600, 700, 700), id="replica as far as changelog"),
+        pytest.param(report(400, None, 300), 0, (300, 300), (0, None, 100, 100, 100, 100), id="nobody streams"),
+        pytest.param(report(900, None, 900), 600, (300, 300), (0, None, 0, 300, 300, 300), id="another program moved the slot"),
+        pytest.param(report(900, None, 900), 0, (300, 300), (0, None, 0, 600, 600, 600), id="the same, and nothing is recorded"),
+        pytest.param(None, 0, (300, 200), (0, 0, 100), id="nobody was asked"),
+        pytest.param(None, 0, (None, None), (0, None, None), id="no tables yet"),
     ],
 )
 def test_ladder_in_bytes(
-    server: SlotReport | None, sealed: int, tables: tuple[int | None, ...], expected: tuple[int | None, ...]
+    server: SlotReport | None, known: int, tables: tuple[int | None, ...], expected: tuple[int | None, ...]
 ) -> None:
+    recorded = ladder.Known(known, NOW) if known else None
     positions = [None if lsn is None else Position(1, lsn) for lsn in tables]
-    rungs = ladder.build(server, Position(1, sealed), zip(("changelog", "replica"), positions, strict=True), TIMES, NOW)
+    lowest = zip(("changelog", "replica"), positions, strict=True)
+    rungs = ladder.build(server, Position(1, 300), lowest, TIMES, NOW, recorded)
     assert tuple(rung.behind_bytes for rung in rungs) == expected
     assert [rung.name for rung in rungs] == ["server", "sent", "confirmed", "sealed", "changelog", "replica"][-len(expected) :]
+
+
+def test_the_slot_tells_what_a_log_without_an_account_has() -> None:
+    for keeps_account, behind in ((True, 600), (False, 0)):
+        rung = ladder.build(report(900, None, 900), Position(1, 300), [], TIMES, NOW, keeps_account=keeps_account)[-1]
+        assert (rung.name, rung.behind_bytes) == ("sealed", behind)
 
 
 def test_ladder_in_seconds() -> None:
