@@ -12,7 +12,7 @@ import cloup
 
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.session import connected
-from cdcpipe.subcommands.slot import SlotPosition, find_position
+from cdcpipe.subcommands.slot import SlotPosition, find_position, find_system_id
 from cdcpipe.units import seconds_from
 from cli.interrupt import Interrupted
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of, slot_option
@@ -52,22 +52,24 @@ def command(*, slot: str, watch: float | None, **options: Any) -> None:
     The user does not need the REPLICATION attribute.
     """
     with connected(connection_parameters_of(**options)) as connection:
-        _print(connection, slot)
+        system_id = find_system_id(connection)
+        _print(connection, slot, system_id)
         if watch is None:
             return
         with suppress(Interrupted):  # a signal ends --watch normally
             while True:
                 time.sleep(watch)
-                _print(connection, slot)
+                _print(connection, slot, system_id)
 
 
-def _print(connection: Connection, slot: str) -> None:
-    sys.stdout.write(json.dumps(_report(slot, find_position(connection, slot))) + "\n")
+def _print(connection: Connection, slot: str, system_id: str | None) -> None:
+    sys.stdout.write(json.dumps(_report(slot, system_id, find_position(connection, slot))) + "\n")
     sys.stdout.flush()
 
 
-def _report(name: str, found: SlotPosition) -> dict[str, Any]:
+def _report(name: str, system_id: str | None, found: SlotPosition) -> dict[str, Any]:
     return {
+        "system_id": system_id,
         "slot": name,
         "plugin": found.plugin,
         "database": found.database,

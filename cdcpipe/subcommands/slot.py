@@ -12,7 +12,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication.slots import FAILOVER_SINCE, missing_slot_error
 from cdcpipe.sql import quote_literal
 
-__all__ = ["SlotPosition", "find_position"]
+__all__ = ["SlotPosition", "find_position", "find_system_id"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,14 @@ class SlotPosition:
     """Whether the server's standbys are to have a copy of the slot; None before PostgreSQL 17."""
     synced: bool | None
     """Whether the slot is, or was before the promotion, a standby's copy of its primary's slot; None before PostgreSQL 17."""
+
+
+def find_system_id(connection: Connection) -> str | None:
+    """Return the server's system identifier; None if the superuser has revoked the function that tells it."""
+    function = "pg_catalog.pg_control_system()"
+    if connection.execute(f"SELECT pg_catalog.has_function_privilege('{function}', 'EXECUTE')") != [("t",)]:
+        return None
+    return connection.execute(f"SELECT system_identifier FROM {function}")[0][0]
 
 
 def find_position(connection: Connection, name: str) -> SlotPosition:

@@ -24,7 +24,7 @@ from spark_sink.commands.signals import on_signals
 from spark_sink.commands.system_limits import of_system
 from spark_sink.commands.watch import watching
 from spark_sink.staging import history
-from spark_sink.staging.log import list_epochs
+from spark_sink.staging.log import read_chain
 from spark_sink.status.check import Limit, Limits, State, judge, unknown
 from spark_sink.status.page import render as render_page
 from spark_sink.status.report import Tables, describe
@@ -159,8 +159,10 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
     try:
         tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
         root = staging_directory(staging, None if tables is None else tables.house)
-        with SlotMonitor(arguments, _slot(root)) if arguments else contextlib.nullcontext() as monitor:
-            alert = judge(describe(root, tables, *_ask(monitor, lambda: False)), limits)
+        with contextlib.ExitStack() as stack:
+            slot, least_lsn = _slot(root) if arguments else ("", 0)
+            monitor = stack.enter_context(SlotMonitor(arguments, slot)) if arguments else None
+            alert = judge(describe(root, tables, *_ask(monitor, lambda: False), least_lsn=least_lsn), limits)
     except click.UsageError as ex:
         alert = unknown(ex.format_message())
     except CdcpipeError as ex:
@@ -192,12 +194,13 @@ def _show(
             stack.enter_context(on_signals(stopping.set))
             if html is None and not as_json and sys.stdout.isatty():
                 screen = stack.enter_context(watching())
-        monitor = None
+        monitor, least_lsn = None, 0
         if arguments:
-            monitor = stack.enter_context(SlotMonitor(arguments, _slot(root), watch or 1.0))
+            slot, least_lsn = _slot(root)
+            monitor = stack.enter_context(SlotMonitor(arguments, slot, watch or 1.0))
         while not stopping.is_set():
             try:
-                found = describe(root, tables, *_ask(monitor, stopping.is_set))
+                found = describe(root, tables, *_ask(monitor, stopping.is_set), least_lsn=least_lsn)
             except InterruptedError:
                 return
             if html is not None:
@@ -222,14 +225,15 @@ def _write_page(path: Path, page: str) -> None:
     temporary.replace(path)
 
 
-def _slot(root: Path) -> str:
-    epochs = list_epochs(root)
-    if not epochs:
+def _slot(root: Path) -> tuple[str, int]:
+    """Return the name of the slot, and the LSN where the log ends now."""
+    epochs, _, end = read_chain(root)
+    if end is None:
         raise InvalidArgumentsError(
             f"{root} has no log yet, so the name of its slot is not known",
             hint="leave the connection out, or start cdcpipe-spark first",
         )
-    return epochs[-1].slot
+    return epochs[-1].slot, end.lsn
 
 
 def _ask(monitor: SlotMonitor | None, is_stopping: Callable[[], bool]) -> tuple[SlotReport | None, CdcpipeError | None]:

@@ -39,12 +39,22 @@ __all__ = ["Tables", "describe"]
 
 
 def describe(
-    root: Path, tables: Tables | None = None, report: SlotReport | None = None, server_error: CdcpipeError | None = None
+    root: Path,
+    tables: Tables | None = None,
+    report: SlotReport | None = None,
+    server_error: CdcpipeError | None = None,
+    *,
+    least_lsn: int = 0,
 ) -> dict[str, Any]:
-    """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged."""
+    """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged.
+
+    ``least_lsn`` is where the log ended before the server was asked. A report of another server counts as a ``server_error``.
+    """
     now = time.time()
     recorded = account.read(root)  # after the server was asked, and before the end of the log is read (account.py)
     epochs, segments, end = read_chain(root)
+    if report is not None and epochs and (why := _strange(report, epochs[-1], least_lsn)):
+        report, server_error = None, CdcpipeError(why)
     known = _known(recorded, end)
     keeps_account = bool(epochs) and epochs[-1].keeps_account
     sizes = {segment.path: _size(segment.path) for segment in segments}
@@ -113,6 +123,23 @@ def _gaps(epochs: Sequence[Epoch], tables: Tables | None) -> list[TablesGap]:
     found = [] if tables is None else gaps.read(tables.house)
     known = {each.start for each in found}
     return found + [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+
+
+def _strange(report: SlotReport, epoch: Epoch, least_lsn: int) -> str:
+    """Say why the server that was asked tells nothing of the log, whose last epoch is ``epoch``; empty if it does.
+
+    A new timeline is no reason: the server was promoted, and the launcher goes on there.
+    """
+    system_id, database = report.found.get("system_id"), report.found["database"]
+    if system_id not in (None, epoch.system_id):
+        return f"this one has system id {system_id}, but the log comes from {epoch.system_id}"
+    if database != epoch.database:
+        its = "is a physical one" if database is None else f"is of database {database!r}"
+        return f"slot {epoch.slot!r} {its}, but the log comes from database {epoch.database!r}"
+    if report.wal_lsn < least_lsn:
+        ends, ended = format_lsn(report.wal_lsn), format_lsn(least_lsn)
+        return f"the WAL of this one ends at {ends}, before the log's end at {ended}: it is a copy or a standby, or has gone back"
+    return ""
 
 
 def _known(recorded: Account, end: Position | None) -> ladder.Known | None:

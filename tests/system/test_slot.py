@@ -46,6 +46,20 @@ def test_slot_says_where_it_is(database: postgres.Database, slot: str) -> None:
     assert run_cli("slot", "-d", database.dsn)[0] == 1
 
 
+def test_the_system_id_is_null_for_a_user_who_may_not_see_it(database: postgres.Database, slot: str) -> None:
+    with database.connect() as connection:
+        ((system_id,),) = connection.execute("select system_identifier::text from pg_control_system()").fetchall()
+        connection.execute("create role slot_watcher login")
+        try:
+            arguments = ("slot", "-d", database.dsn, "-U", "slot_watcher", "-S", slot)
+            assert json.loads(run_cli(*arguments)[1])["system_id"] == system_id
+            connection.execute("revoke execute on function pg_control_system() from public")
+            code, out, err = run_cli(*arguments)
+            assert (code, err, json.loads(out)["system_id"]) == (0, "", None)
+        finally:
+            connection.execute("drop role slot_watcher")
+
+
 def test_slot_is_watched_until_a_signal(database: postgres.Database, slot: str) -> None:
     with CLI("slot", "-d", database.dsn, "-S", slot, "--watch", "0.1", header=False) as cli:
         assert cli.process.stdout is not None

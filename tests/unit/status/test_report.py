@@ -13,6 +13,7 @@ from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.status.text import render_text
 from spark_sink.warehouse.warehouse import Warehouse
+from support.segments import START_LSN
 from support.small_pipeline import make_pipeline
 
 END = 0x1300
@@ -22,6 +23,7 @@ END = 0x1300
 def report(wal_lsn: int, confirmed_lsn: int, **changes: Any) -> SlotReport:
     """Return what ``cdcpipe slot`` says of the slot while nobody streams."""
     found: dict[str, Any] = {
+        "system_id": "7123456789",
         "slot": "s",
         "plugin": "pgoutput",
         "database": "db",
@@ -71,3 +73,35 @@ def test_an_account_of_segments_that_are_not_there_says_nothing(pipeline: Path) 
     found = status(pipeline, report(0x1600, 0x1600))
     assert (found["account"], behind(found)["sealed"]) == (format_lsn(END), 0x300)
     assert judge(found, Limits()).state == State.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"system_id": "8"}, "this one has system id 8, but the log comes from 7123456789"),
+        ({"database": "other"}, "slot 's' is of database 'other', but the log comes from database 'db'"),
+        ({"database": None}, "slot 's' is a physical one"),
+    ],
+)
+def test_a_server_that_the_log_does_not_come_from_tells_nothing(pipeline: Path, changes: dict[str, Any], words: str) -> None:
+    """It has a slot of this name, too. Its positions say nothing of this log, and may well look complete."""
+    found = status(pipeline, report(END, END, **changes))
+    assert (found["server"], found["ladder"][0]["rung"]) == (None, "sealed")
+    alert = judge(found, Limits())
+    assert (alert.state, f"the server can't be asked: {words}" in alert.line) == (State.UNKNOWN, True)
+    assert f"server     {words}" in render_text(found)
+
+
+def test_a_server_without_the_end_of_the_log_tells_nothing(pipeline: Path) -> None:
+    """It is a copy of the server: the system id is the same. All stages were complete until its WAL passed the log's end."""
+    copy = report(END - 1, START_LSN)
+    assert behind(status(pipeline, copy))["sealed"] == 0  # the log has grown since the server was asked
+    found = status(pipeline, copy, least_lsn=END)
+    assert judge(found, Limits()).state == State.UNKNOWN
+    assert "the WAL of this one ends at 0/12FF, before the log's end at 0/1300" in found["server_error"]
+
+
+def test_a_system_id_that_is_not_known_is_no_reason(pipeline: Path) -> None:
+    """A superuser may have revoked the function that tells the system id."""
+    found = status(pipeline, report(END, END, system_id=None), least_lsn=END)
+    assert (found["server_error"], judge(found, Limits()).state) == (None, State.OK)
