@@ -18,7 +18,7 @@ from spark_sink.schema.table import MESSAGES, mergeable_lsn, replica_begin
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, epoch_directory, read_chain, removed_position
+from spark_sink.staging.log import Position, epoch_directory, former_system_ids, read_chain, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
 from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
@@ -48,11 +48,14 @@ def describe(
 ) -> dict[str, Any]:
     """Return the object that `status` shows. Raises StagingError if ``root`` is no staging directory, or is damaged.
 
+    Raises InvalidArgumentsError if the tables are not made of this log.
     ``least_lsn`` is where the log ended before the server was asked. A report of another server counts as a ``server_error``.
     """
     now = time.time()
     recorded = account.read(root)  # after the server was asked, and before the end of the log is read (account.py)
     epochs, segments, end = read_chain(root)
+    if tables is not None and epochs:
+        tables.check_log(root, epochs)
     if report is not None and epochs and (why := _strange(report, epochs[-1], least_lsn)):
         report, server_error = None, CdcpipeError(why)
     known = _known(recorded, end)
@@ -155,6 +158,14 @@ class Tables:
         self.house = house
         self._versions: dict[str, list[Version]] = {}
         self._unpublished: set[Table] | None = None
+
+    def check_log(self, root: Path, epochs: Sequence[Epoch]) -> None:
+        """Raise InvalidArgumentsError if the tables have the changes of another source than the log in ``root``."""
+        last, hint = epochs[-1], "leave --staging out, or give the staging directory that cdcpipe-spark run has with this warehouse"
+        values = {"database": last.database, "slot": last.slot}
+        if self.house.source().system_id not in former_system_ids(epochs):  # `run` notes the new one soon after pg_upgrade
+            values["system_id"] = last.system_id
+        self.house.check_source(f"but {root} has", hint, **values)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return an object for each table. `rungs` takes these objects."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.slot_monitor import SlotReport
 from spark_sink.staging import account
@@ -46,7 +47,7 @@ def pipeline(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def status(pipeline: Path, server: SlotReport, **options: Any) -> dict[str, Any]:
+def status(pipeline: Path, server: SlotReport | None = None, **options: Any) -> dict[str, Any]:
     tables = Tables(Warehouse.existing(pipeline / "warehouse"))
     return describe(pipeline / "staging", tables, server, **options)
 
@@ -105,3 +106,20 @@ def test_a_system_id_that_is_not_known_is_no_reason(pipeline: Path) -> None:
     """A superuser may have revoked the function that tells the system id."""
     found = status(pipeline, report(END, END, system_id=None), least_lsn=END)
     assert (found["server_error"], judge(found, Limits()).state) == (None, State.OK)
+
+
+@pytest.mark.parametrize(("name", "value"), [("system_id", "8"), ("database", "other"), ("slot", "s2")])
+def test_a_warehouse_of_another_log_is_refused(pipeline: Path, name: str, value: str) -> None:
+    epoch = pipeline / "staging/000001/epoch.json"
+    epoch.write_text(json.dumps(json.loads(epoch.read_text()) | {name: value}))
+    with pytest.raises(InvalidArgumentsError, match=f"warehouse has the changes of {name} '.*', but .*staging has '{value}'"):
+        status(pipeline)
+
+
+def test_a_warehouse_from_before_pg_upgrade_is_that_of_the_log(pipeline: Path) -> None:
+    """The launcher has begun its epoch, and `run` has not opened the warehouse yet."""
+    epoch = json.loads((pipeline / "staging/000001/epoch.json").read_text())
+    (pipeline / "staging/000002").mkdir()
+    epoch |= {"system_id": "8", "former_system_id": epoch["system_id"], "start_lsn": format_lsn(END)}
+    (pipeline / "staging/000002/epoch.json").write_text(json.dumps(epoch))
+    assert status(pipeline, report(END, END, system_id="8"))["server_error"] is None
