@@ -117,7 +117,7 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
         slot = found["source"]["slot"]
         if words := moved_slot(found):
             alert.add(State.CRITICAL, words)
-        _judge_lag(alert, found["ladder"], slot, limits)
+        _judge_lag(alert, found["ladder"], slot, limits, is_asked=found["server"] is not None)
         _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
 
@@ -167,17 +167,26 @@ def _judge_waiting(alert: Alert, waiting: Sequence[Mapping[str, Any]]) -> None:
         alert.add(State.WARNING, f"table {first['table']} waits for a copy of its rows: {why}{failed}{more}")
 
 
-def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits) -> None:
-    """Judge the stage that is furthest behind."""
+def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits, *, is_asked: bool) -> None:
+    """Judge the stage that is furthest behind: behind the server, or behind the log if the server was not asked.
+
+    The log stays as it is while a launcher does not reach its server. So it does not tell that a limit is kept.
+    """
+    behind = "behind" if is_asked else "behind the log"
     missing = [rung["rung"] for rung in ladder if rung["position"] is None and rung["rung"] != "sent"]
     seconds = [rung["behind_seconds"] for rung in ladder if rung["behind_seconds"] is not None and not _is_on_the_way(rung, ladder)]
     sizes = [rung["behind_bytes"] for rung in ladder if rung["behind_bytes"] is not None]
     is_untimed = any(rung["behind_seconds"] is None and rung["behind_bytes"] for rung in ladder)
     if seconds:
-        alert.measure("lag", max(seconds), "s", limits.lag_s, f"{slot} is {format_duration(max(seconds))} behind", format_duration)
+        alert.measure(
+            "lag", max(seconds), "s", limits.lag_s, f"{slot} is {format_duration(max(seconds))} {behind}", format_duration
+        )
     if sizes:
-        alert.measure("lag_bytes", max(sizes), "B", limits.lag_bytes, f"{format_size(max(sizes))} of WAL behind", format_size)
-    if missing and (limits.lag_s or limits.lag_bytes):
+        alert.measure("lag_bytes", max(sizes), "B", limits.lag_bytes, f"{format_size(max(sizes))} of WAL {behind}", format_size)
+    has_limit = limits.lag_s is not None or limits.lag_bytes is not None
+    if has_limit and not is_asked:
+        alert.add(State.UNKNOWN, "only the server knows what the log lacks: give an option of the connection")
+    if missing and has_limit:
         alert.add(State.UNKNOWN, f"nobody knows how far {', '.join(missing)} is")
     elif limits.lag_s and (is_untimed or not seconds):
         alert.add(State.UNKNOWN, "nobody knows for how long it has been behind")

@@ -97,6 +97,19 @@ CASES = [
     pytest.param(found(launcher=None), Limits(), OK, "75 s", id="nobody runs, and the lag tells"),
     pytest.param(found(launcher=None, server=None), Limits(), WARNING, "no launcher is running", id="nobody runs, nobody knows"),
     pytest.param(found(server=None), Limits(wal_bytes=B1K), UNKNOWN, "only the server knows", id="WAL without a server"),
+    pytest.param(
+        found(rung("sealed"), rung("changelog"), server=None),
+        Limits(lag_s=S60),
+        UNKNOWN,
+        "only the server knows what the log lacks: give an option of the connection; shop_cdc is 0 s behind the log;",
+        id="lag in seconds without a server",
+    ),
+    pytest.param(found(rung("sealed"), server=None), Limits(lag_bytes=B1K), UNKNOWN, "lacks", id="lag in bytes without a server"),
+    pytest.param(
+        found(server=None, launcher=None, last_error=ERROR), Limits(lag_s=Limit(100.0)), CRITICAL, "lacks", id="ended, no server"
+    ),
+    pytest.param(found(server=None), Limits(lag_s=S60), CRITICAL, "75 s behind the log (limit 60 s)", id="the log tells enough"),
+    pytest.param(found(server=None), Limits(), OK, "10.0 KiB of WAL behind the log", id="without a server and limits"),
     pytest.param(found(launcher=None, last_error=ERROR), Limits(), CRITICAL, "run ended at 2026", id="ended with an error"),
     pytest.param(found(last_error=ERROR), Limits(), OK, "75 s", id="an error, and a launcher since then"),
     pytest.param(found(rung("sealed"), rung("changelog", None, None)), Limits(lag_s=S60), UNKNOWN, "changelog", id="no tables yet"),
