@@ -9,6 +9,8 @@ A masked column is a text in the copy, whatever its type is on the server.
   text, in hexadecimal digits, with the key in the environment variable CDCPIPE_MASK_KEY.
 - Names are patterns, as those of ``--exclude-column``. A pattern without ``*`` must find its column in each description of the
   table. Otherwise somebody has renamed or dropped the column, and the values may be in another one: the pipeline stops.
+- A mask follows its column, which a rename may have taken out of the pattern while another column took its name. The column is
+  known by its number: if it was masked and is not any more, the pipeline stops, too.
 - If several patterns match, the one counts that shows the least.
 """
 
@@ -94,6 +96,25 @@ class Masks:
                 " would be shown",
                 hint=f"mask the columns under the new name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
             )
+
+    def check_columns(
+        self, before: tuple[str, str], former: Mapping[int, str], now: tuple[str, str], columns: Mapping[int, str]
+    ) -> None:
+        """Raise InvalidArgumentsError if a column was masked under another name of its, and is not any more.
+
+        ``former`` and ``columns`` are the names of a table's columns then and now, by their numbers in PostgreSQL.
+        """
+        then, kinds = self.kinds(*before, former.values()), self.kinds(*now, columns.values())
+        for number, name in sorted(columns.items()):
+            was = former.get(number)
+            if was in then and name not in kinds:
+                called = ".".join((*now, name))
+                raise InvalidArgumentsError(
+                    f"column {called} was {'.'.join((*before, was))}, and --mask names it under the former name only: its values"
+                    " would be shown",
+                    hint=f"mask it under the new name, too: --mask '{called}*={then[was]}'; with the * it need not be there before"
+                    " the rename",
+                )
 
     def kinds(self, schema: str, table: str, columns: Collection[str]) -> dict[str, str]:
         """Return the masked ones of a table's columns, with their kinds."""

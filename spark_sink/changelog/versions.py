@@ -9,7 +9,8 @@ is of today. If its key can't be the key of these changes, the previous key is k
 commands, unless they are captured. But the catalog numbers columns (schema/column_numbers.py). The number identifies a renamed
 column. For an added column, the catalog has the value of earlier rows. If this is not certain, a warning names the table and the
 columns, and the table is recorded as one that needs a copy (warehouse/wanted_copies.py). If a rename brings a column into the
-pattern of a mask, its earlier values are NULL, and the table needs a copy.
+pattern of a mask, its earlier values are NULL, and the table needs a copy. If a rename takes a column out of the pattern, the run
+ends before a value is written.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from spark_sink.source.contents import Use
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["TableVersions", "fills_between", "insert_snapshot"]
+__all__ = ["TableVersions", "check_masked", "fills_between", "insert_snapshot"]
 
 _logger = logging.getLogger(__name__)
 
@@ -203,6 +205,7 @@ class TableVersions:
             self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
             self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
             then = self.names.name(table, known[-1].place)
+            self._check_columns(then, _numbers_of(known[-1]), here)
             return _hide(self._warehouse, table, here, columns, fills, then, _columns_of(known[-1]))
         if step is None:
             # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
@@ -213,6 +216,7 @@ class TableVersions:
             return ()
         previous, version = (_typed(self._warehouse, each) for each in step)
         before_name = Table(previous.relation.namespace, previous.relation.name)
+        self._check_columns(before_name, _numbers(previous), version)
         if self.names.home(previous.relation.relation_id, before_name, previous.place) != table:
             _logger.warning(
                 "table %s was renamed from %s: earlier rows are in the tables of the old name. They come to the new replica "
@@ -240,6 +244,11 @@ class TableVersions:
         numbers = [None] * len(earlier) if previous.facts is None else [fact.number for fact in previous.facts]
         former = [(number, name, field.name) for number, (name, field) in zip(numbers, earlier.items(), strict=True)]
         return _hide(self._warehouse, table, version, columns, fills, before_name, former)
+
+    def _check_columns(self, then: Table, former: Mapping[int, str], version: SchemaVersion) -> None:
+        """Raise InvalidArgumentsError if a mask has lost a column of the table that was called ``then``."""
+        now = version.relation.namespace, version.relation.name
+        self._warehouse.masks.check_columns((then.schema, then.name), former, now, _numbers(version))
 
     def _name(self, table: Table, place: Place, names: Sequence[str]) -> None:
         """Name the new columns for which the stream does not have the values of earlier rows: the table needs a copy."""
@@ -373,6 +382,37 @@ def _columns_of(snapshot: Version) -> list[_Former]:
     """Return the columns of a snapshot's rows. Snapshots of older versions of cdcpipe do not have PostgreSQL's names."""
     names = {number: name for number, name, *_ in snapshot.described}
     return [(number, names.get(number, plain_name(column)), column) for number, column in snapshot.snapshot]
+
+
+def check_masked(
+    warehouse: Warehouse, history: SchemaHistory, table: Table, relation: Relation, columns: Mapping[int, str], lsn: int
+) -> None:
+    """Raise InvalidArgumentsError if a copy as of ``lsn`` would show a column that was masked before: in the stream, or in a copy.
+
+    ``columns`` are the names of the table's columns in the copy, by their numbers. The history may have a description whose changes
+    were refused, because a column had left its mask: so only those count of which the tables have the changes.
+    """
+    masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
+    until = min(place, (0, 0) if done is None else (done.lsn + 1, 0))
+    for described in [each for each in history.until(relation.relation_id, until) if each.facts is not None][-1:]:
+        masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)
+    copies = [each for each in warehouse.versions(table) if each.snapshot and each.relation_id == relation.relation_id]
+    for copied in [each for each in copies if each.place <= place][-1:]:
+        then = warehouse.names().name(table, copied.place)
+        masks.check_columns((then.schema, then.name), _numbers_of(copied), own, columns)
+
+
+def _numbers(version: SchemaVersion) -> dict[int, str]:
+    """Return the names of a description's columns by their numbers; nothing if these are not certain."""
+    return {} if version.facts is None else dict(zip([f.number for f in version.facts], _names(version), strict=True))
+
+
+def _names(version: SchemaVersion) -> list[str]:
+    return [column.name for column in version.relation.columns]
+
+
+def _numbers_of(snapshot: Version) -> dict[int, str]:
+    return {number: name for number, name, _ in _columns_of(snapshot) if number is not None}
 
 
 def _hide(

@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from cdcpipe.error_texts import without_values
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.changelog.versions import insert_snapshot
+from spark_sink.changelog.versions import check_masked, insert_snapshot
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places
 from spark_sink.replica import merge
@@ -100,6 +100,10 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
     masks.check_there(*own, names)
     masks.check_renamed((table.schema, table.name), own, names)
     masks.check_key(*own, names, plan.primary_key)
+    if masks.rules:
+        history = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
+        columns = dict(zip(plan.numbers, names, strict=True))
+        check_masked(copying.warehouse, history, table, plan.relation, columns, copying.position.lsn)
     selects = tuple(select_columns(plan.relation, masks.kinds(*own, names)))
     plan = replace(plan, relation=copying.warehouse.typed(plan.relation), selects=selects, described=plan.relation.columns)
     count = None

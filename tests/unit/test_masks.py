@@ -56,6 +56,26 @@ def test_a_table_that_was_renamed() -> None:
     Masks.of({**masks.as_kinds, "public.new.a": "hash"}).check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
 
 
+def test_columns_that_have_left_their_masks() -> None:
+    """Another column may have the name by now: the numbers tell."""
+    masks, person = Masks.of({"public.person.ssn": "hash", "*.*.b": "null"}), ("public", "person")
+    before = {1: "id", 2: "ssn", 3: "token", 5: "b"}
+    masks.check_columns(person, before, person, before)
+    masks.check_columns(person, before, person, {1: "id", 3: "ssn", 4: "ssn_raw", 5: "b"})  # the masked column was dropped
+    masks.check_columns(person, {}, person, {2: "raw"})
+    swapped = {1: "id", 2: "ssn_raw", 3: "ssn", 5: "b"}
+    with pytest.raises(InvalidArgumentsError, match=r"column public\.person\.ssn_raw was public\.person\.ssn, and") as raised:
+        masks.check_columns(person, before, person, swapped)
+    # What the hint says is understood, and descriptions from before the rename need not have the column.
+    assert raised.value.hint
+    assert "--mask 'public.person.ssn_raw*=hash'" in raised.value.hint
+    mended = Masks.of({**masks.as_kinds, **parse_masks(["public.person.ssn_raw*=hash"])})
+    mended.check_columns(person, before, person, swapped)
+    mended.check_there(*person, before.values())
+    with pytest.raises(InvalidArgumentsError, match=r"column public\.people\.ssn was public\.person\.ssn"):
+        masks.check_columns(person, before, ("public", "people"), before)
+
+
 def test_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed, others = Masks.of({"a.b.c": "hash"}), Masks.of({"a.b.c": "null"})
     monkeypatch.delenv(KEY_VARIABLE, raising=False)

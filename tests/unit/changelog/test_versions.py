@@ -6,9 +6,10 @@ from typing import Any, cast
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
-from spark_sink.changelog.versions import TableVersions, fills_between, insert_snapshot
+from spark_sink.changelog.versions import TableVersions, check_masked, fills_between, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.names import Names, Naming
@@ -16,6 +17,7 @@ from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
+from spark_sink.staging.log import Position
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -77,6 +79,9 @@ class History:
 
     def step(self, _use: Use) -> None:
         return None
+
+    def until(self, _relation_id: int, place: tuple[int, int]) -> list[SchemaVersion]:
+        return [self._version] if self._version.place <= place else []
 
     def as_copied(self, *_: object) -> SchemaVersion | None:
         return None
@@ -140,6 +145,9 @@ class Stepped(History):
 
     def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
         return []
+
+    def until(self, _relation_id: int, place: tuple[int, int]) -> list[SchemaVersion]:
+        return [each for each in (self._before, self._version) if each.place <= place]
 
 
 CIDR, INET, XML, TEXT = 650, 869, 142, 25
@@ -238,6 +246,60 @@ def test_earlier_values_that_a_mask_hides_since_a_rename(
         [_, found] = insert_snapshot([version(30, 0, ID)], known, history, columns, house, TABLE)
         assert set(found.fills) == set(fills)
         assert bool(waiting(house)) == is_hidden
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize(
+    ("after", "mask"),
+    [
+        ("id=1 ssn_raw:25=2 ssn:25=3", "public.t.ssn"),  # two columns swap names: there still is an ssn
+        ("id=1 token:25=2 ssn:25=3", "public.t.ssn"),
+        ("id=1 pw:25=2 token:25=3", "*.*.ssn"),
+    ],
+)
+def test_a_rename_out_of_a_mask_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, mask: str, *, is_copied: bool
+) -> None:
+    """A mask follows its column. The run ends before a version, and so a value, is written; and no copy shows the values."""
+    monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef")
+    before = "id=1 ssn:25=2 token:25=3"
+    warehouse = Warehouse(tmp_path, "delta", masks={mask: "hash"})
+    warehouse.open(EPOCH)
+    warehouse.record(Position(1, 20))
+    relations = [table(before), table(after)]
+    columns = merge_columns(None, map(warehouse.typed, relations))
+    earlier, later = (
+        SchemaVersion(lsn, 0, each, numbered(each, catalog(text), None))
+        for lsn, each, text in zip((10, 30), relations, (before, after), strict=True)
+    )
+    known = version(10, 0, ID)
+    if is_copied:
+        known = replace(
+            known,
+            snapshot=((1, "id"), (2, "ssn"), (3, "token")),
+            described=((1, "id", 23, -1), (2, "ssn", 25, -1), (3, "token", 25, -1)),
+        )
+    warehouse.write_versions(TABLE, [known])
+    history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
+    use = Use(30, 0, relations[1], 30)
+
+    def record(house: Warehouse) -> list[Version]:
+        return TableVersions(house, history, PublishedTables(None)).record_new(TABLE, [known], [use], 20, columns, columns)
+
+    def copy(house: Warehouse, lsn: int, text: str) -> None:
+        names = {fact["number"]: fact["name"] for fact in catalog(text)}
+        check_masked(house, history, TABLE, table(text), names, lsn)
+
+    with pytest.raises(InvalidArgumentsError, match=r"was public\.t\.ssn, and --mask names it under the former name only"):
+        record(warehouse)
+    assert warehouse.versions(TABLE) == [known]
+    copy(warehouse, 25, before)
+    for lsn in 25, 40:  # the history knows the refused description, the tables do not have its changes
+        with pytest.raises(InvalidArgumentsError, match=r"was public\.t\.ssn, and --mask names it under the former name only"):
+            copy(warehouse, lsn, after)
+    mended = Warehouse(tmp_path, "delta", masks={mask: "hash", "*.t.ssn_raw": "hash", "*.t.token": "hash", "*.t.pw": "hash"})
+    copy(mended, 40, after)
+    assert [each.place for each in record(mended)] == [(10, 0), (30, 0)]
 
 
 class Renamed(History):
