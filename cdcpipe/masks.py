@@ -86,15 +86,18 @@ class Masks:
                 )
 
     def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:
-        """Raise InvalidArgumentsError if a table's columns were masked under another name of the table, and are not any more."""
+        """Raise InvalidArgumentsError if a table's columns are not masked, but were when its rows came under the name ``before``.
+
+        The table was renamed, or shares rows with another one: as a partition, or as the root of partitions.
+        """
         shown = self.kinds(*before, columns).keys() - self.kinds(*now, columns).keys()
         if shown:
             name, former = ".".join(now), ".".join(before)
             first = min(shown)
             raise InvalidArgumentsError(
-                f"table {name} was {former}, and --mask names its {', '.join(sorted(shown))} under the former name only: the values"
-                " would be shown",
-                hint=f"mask the columns under the new name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
+                f"table {name} has rows of {former}, and --mask names its {', '.join(sorted(shown))} under that name only:"
+                " the values would be shown",
+                hint=f"mask the columns under this name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
             )
 
     def check_columns(
@@ -115,6 +118,10 @@ class Masks:
                     hint=f"mask it under the new name, too: --mask '{called}*={then[was]}'; with the * it need not be there before"
                     " the rename",
                 )
+
+    def has_table(self, schema: str, table: str) -> bool:
+        """Tell whether a mask may be for columns of this table."""
+        return any(pattern.table.matches(schema, table) for pattern, _ in self.rules)
 
     def kinds(self, schema: str, table: str, columns: Collection[str]) -> dict[str, str]:
         """Return the masked ones of a table's columns, with their kinds."""

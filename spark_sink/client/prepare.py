@@ -142,12 +142,13 @@ def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = Non
     raise error_of(answer.failure)
 
 
-def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> Answer:
-    """Ask ``cdcpipe prepare`` which tables are published now, even while the slot is in use.
+def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = None, *, parts: bool = False) -> Answer:
+    """Ask ``cdcpipe prepare`` which tables are published now, even while the slot is in use; with ``parts``, what has their rows.
 
     Raises InterruptedError once ``is_stopping`` is True.
     """
-    return ask([*prepare_arguments(config), "--in-use"], command=config.command, is_stopping=is_stopping)
+    arguments = [*prepare_arguments(config), "--in-use", *(["--parts"] if parts else [])]
+    return ask(arguments, command=config.command, is_stopping=is_stopping)
 
 
 def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
@@ -164,6 +165,8 @@ class PublishedNow:
     def __init__(self, config: SlotConfig, stopping: threading.Event) -> None:
         self._config = config
         self._stopping = stopping
+        self.with_parts = False
+        """Whether to ask for the tables' parts, too. A pipeline with masks needs them."""
         self.is_interrupted = False
         """Whether a stop has ended a request. Its caller got an error."""
 
@@ -172,7 +175,7 @@ class PublishedNow:
         began, failures = time.monotonic(), 0
         while True:
             try:
-                answer = ask_published(self._config, self._stopping.is_set)
+                answer = ask_published(self._config, self._stopping.is_set, parts=self.with_parts)
                 is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
                 failures += 1
                 pause_s = _RECONNECT.pause_s(failures, time.monotonic() - began) if is_away else None

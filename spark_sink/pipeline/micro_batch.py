@@ -20,6 +20,7 @@ import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
@@ -51,6 +52,7 @@ from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import dropped_tables
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
+from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
-    from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog.history import SchemaHistory
     from spark_sink.changelog.interface import Files
     from spark_sink.changelog.writer import Written
@@ -137,6 +138,7 @@ class KnownTables:
         self.warehouse = warehouse
         self.changelogs = changelogs_of(spark, warehouse)
         self.history = history
+        self.published = published
         self.versions = TableVersions(warehouse, history, published, keys, drops_columns=drops_columns)
         self.is_following = is_following
         self._names = Names()
@@ -342,7 +344,7 @@ class MicroBatch:
             schema = MESSAGE_SCHEMA
         else:
             columns, uses = self._columns(table), self.contents[table].uses
-            self._check_masks(table, [use.relation for use in uses if use.last_lsn > state.done_lsn])
+            self._check_masks(table, [use for use in uses if use.last_lsn > state.done_lsn])
             state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
             if state.versions and not state.versions[-1].key:
                 self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
@@ -358,19 +360,23 @@ class MicroBatch:
         is_altered = before != (state.versions, files.schema)
         return _Append(table, count, target, drops, is_altered)
 
-    def _check_masks(self, table: Table, relations: Sequence[Relation]) -> None:
-        """Raise InvalidArgumentsError if a column was masked before it or its table was renamed, and would be shown now."""
-        warehouse, masks = self._tables.warehouse, self._tables.warehouse.masks
+    @cached_property
+    def _former_names(self) -> FormerNames:
+        return FormerNames(self._tables.warehouse)
+
+    def _check_masks(self, table: Table, uses: Sequence[Use]) -> None:
+        """Raise InvalidArgumentsError if a column was masked when its rows came under another name, and would be shown now."""
+        tables, masks = self._tables, self._tables.warehouse.masks
         if not masks.rules:
             return
-        former = {table}
-        if not self._tables[table].versions:  # a table that was renamed, and is not followed, is a new one here
-            ids = {relation.relation_id for relation in relations}
-            former |= {each for each in warehouse.tables() if any(v.relation_id in ids for v in warehouse.versions(each)[-1:])}
-        for relation in relations:
+        for use in uses:
+            relation = use.relation
             own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
             masks.check_there(*own, columns)
-            for each in former:
+            # The server describes a table again before the first change of a partition that was attached.
+            parts = () if use.is_repeated else tables.published.parts(relation)
+            former = self._former_names.of(relation.relation_id, parts, is_new=not tables[table].versions)
+            for each in sorted({table, *former}):
                 masks.check_renamed((each.schema, each.name), own, columns)
 
     def _relations(self, table: Table) -> dict[tuple[str, str], set[int]]:

@@ -141,6 +141,7 @@ class Runner(Background):
         check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)
         check_kept(self._warehouse, launcher.staging)
         self._warehouse.masks.with_key()  # a missing key is found before there is a slot
+        self._published.with_parts = bool(self._warehouse.masks.rules)
         self._spark = self._spark or SparkSession.getActiveSession()
         if self._spark is None:
             session.find_java()

@@ -59,6 +59,11 @@ class PublishedTables:
             return []
         return [] if found is None else list(found.get("columns", ()))
 
+    def parts(self, relation: Relation) -> list[int]:
+        """Return the OIDs of what holds a table's rows now: its leaf partitions, or the table; empty if nobody is to be asked."""
+        found = self._find(relation, is_of_now=True)
+        return [] if found is None else [int(each["relation_id"]) for each in found.get("parts") or ()]
+
     def relation(self, relation_id: int) -> Relation | None:
         """Return a table's columns from the catalog, as of the first question for this table; None if it can't be asked."""
         if relation_id not in self._tables and relation_id not in self._asked and self._describe is not None:

@@ -14,6 +14,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
 from spark_sink.warehouse import published_tables, wanted_copies
+from spark_sink.warehouse.former_names import carried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ class CatalogLook:
             return False
         house, before, homes = self._warehouse, published_tables.read(self._warehouse), Homes(self._warehouse)
         kept = publication.undecided(before, found, homes)
-        now = publication.seen(found, kept, homes)
+        now = carried(before, publication.seen(found, kept, homes), house.masks)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)

@@ -48,6 +48,7 @@ from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, purged_changes
+from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.mask_settings import check_unchanged
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -101,6 +102,9 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
     masks.check_renamed((table.schema, table.name), own, names)
     masks.check_key(*own, names, plan.primary_key)
     if masks.rules:
+        parts = [chunk.relation_id for chunk in plan.chunks]
+        for each in sorted(FormerNames(copying.warehouse).of(plan.relation.relation_id, parts)):
+            masks.check_renamed((each.schema, each.name), own, names)
         history = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
         columns = dict(zip(plan.numbers, names, strict=True))
         check_masked(copying.warehouse, history, table, plan.relation, columns, copying.position.lsn)

@@ -8,7 +8,7 @@ snapshot/publication.py compares two looks. `cdcpipe-spark status` reads the rec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import LSN, format_lsn
@@ -75,6 +75,8 @@ class Seen:
     system_id: str
     lsn: int
     tables: Mapping[int, SeenTable]
+    former: Mapping[int, tuple[Table, ...]] = field(default_factory=dict)
+    """For relations that hold rows: the names, with masks, under which these were published before (former_names.py)."""
 
 
 def _path(house: Warehouse) -> Path:
@@ -101,7 +103,8 @@ def read(house: Warehouse) -> Seen | None:
             )
             for each in value["tables"]
         )
-        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables})
+        former = {int(number): tuple(map(Table.from_json, names)) for number, names in value.get("former", ())}
+        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables}, former)
     except (KeyError, TypeError, ValueError) as ex:
         hint = "delete it: the next look begins a new record, and finds only what changes from then on"
         raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
@@ -124,7 +127,9 @@ def write(house: Warehouse, now: Seen) -> None:
         for each in now.tables.values()
     ]
     make_directory(_path(house).parent)
-    write_json(_path(house), {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables})
+    former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
+    found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables}
+    write_json(_path(house), found | ({"former": former} if former else {}))
 
 
 def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> set[Table] | None:

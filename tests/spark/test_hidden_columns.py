@@ -227,7 +227,7 @@ def test_masked_columns(
     assert hidden.check("public.person")["public.person"].left_out == ("social", "age")
     # So would the columns of a table that was renamed.
     hidden.execute("alter table person rename to people", "update people set social = 'canary-people' where no = 1")
-    with pytest.raises(CdcpipeError, match=r"public\.people was public\.person, and --mask names its"):
+    with pytest.raises(CdcpipeError, match=r"public\.people has rows of public\.person, and --mask names its"):
         hidden.run()
     assert hidden.files_with(b"canary-people", hidden.warehouse) == []
     hidden.connection.close()

@@ -1,0 +1,78 @@
+"""The names under which a table's rows came before: a mask goes by the name, and must not lose the rows with it. No Spark.
+
+    now = carried(before, now, masks)               # from one look at the catalog to the next
+    names = FormerNames(house).of(16391, [16402])   # of the table with this OID, whose rows are in these relations
+
+Rows are in relations: a table, or the leaves of a partitioned one. They come under another name if the table is renamed, if a
+partition is attached or detached, or if a publication publishes partitions as their root, or no longer does. So the record of the
+published tables (published_tables.py) knows for each relation the names under which a mask was meant for its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from spark_sink.warehouse.published_tables import Seen, SeenTable, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cdcpipe.masks import Masks
+    from spark_sink.schema.table import Table
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["FormerNames", "carried"]
+
+_MOST_GONE: Final = 1000
+"""How many relations are known that no published table has: they were dropped, or may be published again."""
+
+
+def carried(before: Seen | None, now: Seen, masks: Masks) -> Seen:
+    """Return the look ``now`` with the former names of relations, as far as ``masks`` name these tables."""
+    if before is None or before.system_id != now.system_id or not masks.rules:
+        return now
+    holders = {number: each.table for each in now.tables.values() for number in _relations(each)}
+    found: dict[int, dict[Table, None]] = {number: dict.fromkeys(names) for number, names in before.former.items()}
+    for each in before.tables.values():
+        for number in _relations(each):
+            if holders.get(number) != each.table:
+                found.setdefault(number, {})[each.table] = None
+    masked = {number: tuple(name for name in names if masks.has_table(name.schema, name.name)) for number, names in found.items()}
+    forgotten = set([number for number, names in masked.items() if names and number not in holders][:-_MOST_GONE])
+    return replace(now, former={number: names for number, names in masked.items() if names and number not in forgotten})
+
+
+class FormerNames:
+    """The former names, as the last look at the catalog and the versions of the tables tell."""
+
+    def __init__(self, house: Warehouse) -> None:
+        self._house = house
+        self._seen = read(house)
+        self._names: dict[int, set[Table]] = {}
+        """For each relation the names under which it is published, and was before."""
+        if self._seen is not None:
+            self._names = {number: set(names) for number, names in self._seen.former.items()}
+            for each in self._seen.tables.values():
+                for number in _relations(each):
+                    self._names.setdefault(number, set()).add(each.table)
+
+    def of(self, relation_id: int, parts: Iterable[int] = (), *, is_new: bool = False) -> set[Table]:
+        """Return the names under which rows came that the table with this OID has. Its own name may be among them.
+
+        ``parts`` are the relations that have its rows now, as far as they are known. ``is_new``: the warehouse does not have it.
+        """
+        numbers, known = {relation_id, *parts}, None if self._seen is None else self._seen.tables.get(relation_id)
+        is_asked = is_new or numbers != {relation_id}
+        if known is not None:
+            numbers |= _relations(known)
+        names = {name for number in numbers for name in self._names.get(number, ())}
+        if is_asked:  # the stream may have brought a table since the look
+            called = self._house.names()
+            homes = [table for table, version in self._house.newest_versions().items() if version.relation_id in numbers]
+            names.update(name for home in homes for name in (home, called.name(home)))
+        return names
+
+
+def _relations(table: SeenTable) -> set[int]:
+    return {table.relation_id, *(table.parts or ())}

@@ -1,0 +1,158 @@
+"""The names under which rows came before: a mask goes by a name, and rows go from one name to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.masks import Masks
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.table import Table
+from spark_sink.snapshot import publication
+from spark_sink.snapshot.catalog_look import CatalogLook
+from spark_sink.source.contents import Use
+from spark_sink.warehouse import former_names as module
+from spark_sink.warehouse.former_names import FormerNames, carried
+from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
+from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH
+from support.descriptions import ID, version
+from support.oids import INT4, TEXT
+from support.segments import relation
+
+ROOT, LEAF, OTHER = 100, 101, 102
+MASKS = Masks.of({"public.orders.email": "null", "public.leaf.email": "null"})
+ORDERS = Table("public", "orders")
+
+
+def seen_table(number: int, name: str, *parts: int) -> SeenTable:
+    return SeenTable("public", name, number, True, (7,), dict.fromkeys(parts or (number,), (1, "a")))
+
+
+def look(*tables: SeenTable, system_id: str = "1") -> Seen:
+    return Seen(system_id, 100, {each.relation_id: each for each in tables})
+
+
+def names(house: Warehouse, number: int, *parts: int, is_new: bool = False) -> list[str]:
+    return sorted(each.name for each in FormerNames(house).of(number, parts, is_new=is_new))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    made = Warehouse(tmp_path, "delta", masks=MASKS.as_kinds)
+    made.open(EPOCH)
+    return made
+
+
+def test_a_partition_under_its_own_name(house: Warehouse) -> None:
+    """It was detached, or its publication does not publish it as its root any more."""
+    before = look(seen_table(ROOT, "orders", LEAF, OTHER))
+    assert names(house, LEAF) == []
+    write(house, before)
+    assert names(house, LEAF) == names(house, ROOT) == ["orders"]  # the stream may be ahead of the look
+    detached = carried(before, look(seen_table(ROOT, "orders", OTHER), seen_table(LEAF, "leaf")), MASKS)
+    write(house, detached)
+    assert read(house) == detached
+    for _ in range(2):  # a later look does not forget it
+        assert (names(house, LEAF), names(house, ROOT)) == (["leaf", "orders"], ["orders"])
+        detached = carried(detached, look(seen_table(ROOT, "orders", OTHER), seen_table(LEAF, "leaf")), MASKS)
+        write(house, detached)
+    # One that has partitions itself: what has its rows was known.
+    assert names(house, 110, OTHER) == ["orders"]
+
+
+def test_a_root_with_the_rows_of_a_table(house: Warehouse) -> None:
+    """It was attached, or its publication publishes partitions as their root now."""
+    before = look(seen_table(ROOT, "orders", OTHER), seen_table(LEAF, "leaf"))
+    write(house, before)
+    assert names(house, ROOT) == ["orders"]
+    assert names(house, ROOT, OTHER, LEAF) == ["leaf", "orders"]  # the catalog has told, before the next look
+    write(house, carried(before, look(seen_table(ROOT, "orders", OTHER, LEAF)), MASKS))
+    assert names(house, ROOT) == ["leaf", "orders"]
+
+
+def test_a_table_that_came_since_the_look(house: Warehouse) -> None:
+    house.write_versions(Table("public", "leaf"), [version(10, 0, ID, LEAF)])
+    assert names(house, ROOT, LEAF) == ["leaf"]
+    assert (names(house, LEAF), names(house, LEAF, is_new=True)) == ([], ["leaf"])
+
+
+def test_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = look(seen_table(ROOT, "orders", 1, 2, 3), seen_table(LEAF, "plain"))
+    left = carried(before, look(seen_table(3, "c")), MASKS).former
+    assert left == dict.fromkeys((ROOT, 1, 2, 3), (ORDERS,))  # no mask names public.plain
+    assert carried(before, look(seen_table(3, "c"), system_id="2"), MASKS).former == {}
+    assert carried(None, look(seen_table(3, "c")), MASKS).former == {}
+    assert carried(Seen("1", 100, {}, left), look(seen_table(3, "c")), Masks.of({"public.leaf.email": "null"})).former == {}
+    # Partitions are dropped each day, for years. What is published is kept.
+    monkeypatch.setattr(module, "_MOST_GONE", 2)
+    former = dict.fromkeys((3, 4, 5, 6), (ORDERS,))
+    assert list(carried(Seen("1", 100, {}, former), look(seen_table(3, "c")), MASKS).former) == [3, 5, 6]
+
+
+def test_the_looks_of_a_run_carry_the_names(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tables(*described: tuple[int, str, list[int]]) -> tuple[dict[str, Any], ...]:
+        return tuple(
+            {"schema": "public", "name": name, "relation_id": number, "replica_identity": "d", "primary_key": ["id"]}
+            | {"columns": [{}], "published_by": [7], "operations": ["insert"]}
+            | {
+                "parts": [
+                    {"relation_id": part, "file": 1, "definition": "a", "is_attached": False, "has_rows": None} for part in parts
+                ]
+            }
+            for number, name, parts in described
+        )
+
+    answers = [tables((ROOT, "orders", [LEAF, OTHER])), tables((ROOT, "orders", [OTHER]), (LEAF, "leaf", [LEAF]))]
+
+    def answer(*_: Any) -> Any:
+        return SimpleNamespace(system_id="7123", wal_lsn=200, tables=answers.pop(0))
+
+    monkeypatch.setattr(publication, "look", answer)
+    for _ in range(2):
+        CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
+    found = read(house)
+    assert found is not None
+    assert found.former == {LEAF: (ORDERS,)}
+
+
+def check(house: Warehouse, number: int, name: str, described: list[dict[str, Any]], *, is_repeated: bool = False) -> None:
+    """Check the masks of a table for a micro-batch that has its changes."""
+    table = Table("public", name)
+    tables = cast("KnownTables", Tables(house, PublishedTables(lambda: described)))
+    use = Use(30, 0, relation(number, name, ("id", INT4), ("email", TEXT)), 30, is_repeated)
+    MicroBatch(tables, [])._check_masks(table, [use])
+
+
+class Tables:
+    """The known tables, as far as the check of masks asks for them. Each has a version already."""
+
+    def __init__(self, house: Warehouse, published: PublishedTables) -> None:
+        self.warehouse, self.published = house, published
+
+    def __getitem__(self, _table: Table) -> Any:
+        return SimpleNamespace(versions=[version(10, 0, ID)])
+
+
+def test_a_micro_batch_shows_no_rows_that_were_masked(house: Warehouse) -> None:
+    write(house, look(seen_table(ROOT, "orders", OTHER), seen_table(LEAF, "leaf")))
+    check(house, ROOT, "orders", [])
+    check(house, LEAF, "leaf", [])
+    message = r"table public\.orders_2024 has rows of public\.orders, and --mask names its email under that name only"
+    with pytest.raises(InvalidArgumentsError, match=message) as raised:
+        check(house, OTHER, "orders_2024", [])
+    assert raised.value.hint
+    assert raised.value.hint.endswith("--mask public.orders_2024.email=null")
+    mended = Warehouse(house.root, "delta", masks=MASKS.as_kinds | {"public.orders_2024.email": "null"})
+    check(mended, OTHER, "orders_2024", [])
+    # The server describes a root anew before the first change of a partition that was attached: then the catalog tells.
+    described = [{"relation_id": 200, "parts": [{"relation_id": LEAF}]}]
+    check(house, 200, "whole", described, is_repeated=True)
+    with pytest.raises(InvalidArgumentsError, match=r"table public\.whole has rows of public\.leaf"):
+        check(house, 200, "whole", described)
