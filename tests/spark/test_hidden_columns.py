@@ -353,3 +353,59 @@ def test_deleted_rows_get_a_later_mask(
     hidden.copy("person")
     check()
     hidden.connection.close()
+
+
+def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    """A partition under its own name, a root with a table that was attached, two columns that swap names: each run ends first."""
+    hidden = Hidden(spark, database, tmp_path)
+    hidden.execute(
+        "create table orders (id int primary key, email text) partition by range (id)",
+        "create table orders_1 partition of orders for values from (0) to (10)",
+        "create table orders_2 partition of orders for values from (10) to (20)",
+        "create table whole (id int primary key, email text) partition by range (id)",
+        "create table piece (id int primary key, email text)",
+        "create table person (id int primary key, ssn text, token text)",
+        "insert into orders select i, 'canary' from generate_series(1, 15) i",
+        "insert into piece values (1, 'canary')",
+        "insert into person values (1, 'canary', 'x')",
+        "create publication p for all tables with (publish_via_partition_root)",
+    )
+    given = {"public.orders.email": "redact", "public.piece.email": "null", "public.person.ssn": "redact"}
+
+    def refused(message: str, *sql: str, mended: dict[str, str]) -> None:
+        hidden.execute(*sql)
+        with pytest.raises(InvalidArgumentsError, match=message):
+            hidden.run()
+        assert hidden.files_with(b"canary", hidden.warehouse) == []
+        hidden.run(masks=mended)
+        assert hidden.files_with(b"canary", hidden.warehouse) == []
+
+    hidden.run(masks=given)
+    refused(
+        r"public\.orders_1 has rows of public\.orders, and",
+        "alter table orders detach partition orders_1",
+        "update orders_1 set email = 'canary-1' where id = 1",
+        mended={"public.orders_1.email": "redact"},
+    )
+    refused(
+        r"public\.whole has rows of public\.piece, and",
+        "alter table whole attach partition piece for values from (0) to (10)",
+        "insert into whole values (2, 'canary')",
+        mended={"public.whole.email": "null"},
+    )
+    refused(
+        r"column public\.person\.ssn_raw was public\.person\.ssn, and",
+        "begin; alter table person rename ssn to ssn_raw; alter table person rename token to ssn; commit",
+        "update person set ssn = 'y' where id = 1",
+        mended={"public.person.ssn_raw*": "redact"},
+    )
+    # Without a change in the stream, a copy would show the rows.
+    hidden.execute("alter publication p set (publish_via_partition_root = false)")
+    hidden.run()
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+        hidden.copy("orders_2")
+    hidden.execute("update orders set email = 'canary-2' where id = 11")
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+        hidden.run()
+    assert hidden.files_with(b"canary", hidden.warehouse) == []
+    hidden.connection.close()
