@@ -370,12 +370,13 @@ class MicroBatch:
         if not masks.rules:
             return
         for use in uses:
-            relation = use.relation
+            relation, names = use.relation, self._former_names
             own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
-            parts = () if use.is_repeated else tables.published.parts(relation)
-            former = self._former_names.of(relation.relation_id, parts, is_new=not tables[table].versions)
+            is_same = use.is_repeated or names.is_plain(relation.relation_id)
+            parts = () if is_same else tables.published.parts(relation)
+            former = names.of(relation.relation_id, parts, is_new=not tables[table].versions)
             for each in sorted({table, *former}):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

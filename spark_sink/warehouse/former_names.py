@@ -57,6 +57,11 @@ class FormerNames:
                 for number in _relations(each):
                     self._names.setdefault(number, set()).add(each.table)
 
+    def is_plain(self, relation_id: int) -> bool:
+        """Tell whether a table is known to have no partitions: then it never gets any."""
+        known = None if self._seen is None else self._seen.tables.get(relation_id)
+        return known is not None and known.parts is not None and set(known.parts) == {relation_id}
+
     def of(self, relation_id: int, parts: Iterable[int] = (), *, is_new: bool = False) -> set[Table]:
         """Return the names under which rows came that the table with this OID has. Its own name may be among them.
 
