@@ -19,11 +19,13 @@ from typing import NamedTuple
 
 from cdcpipe.errors import ProtocolError
 
-__all__ = ["DirectCopy", "Fields", "LostError", "Message"]
+__all__ = ["DAMAGE_HINT", "DirectCopy", "Fields", "LostError", "Message"]
 
 CAPACITY_BYTES = 512 << 10
 """The size of the buffer. It grows for a larger message, and shrinks when that has been taken."""
 _LEAST_ROOM_BYTES = 128 << 10
+
+DAMAGE_HINT = "something between server and client damages the stream: check proxies"
 
 _HEADER = struct.Struct(">cI")
 _LENGTH_BYTES = 4
@@ -203,7 +205,7 @@ class DirectCopy:
         kind, length = _HEADER.unpack_from(self.buffer, begin)
         if not _LENGTH_BYTES <= length <= (_MAX_BYTES if kind in _LONG_KINDS else _MAX_SHORT_BYTES) or kind not in _KINDS:
             msg = f"the server sent a message of kind {kind!r} and length {length}, which has no place in a stream"
-            raise ProtocolError(msg, hint="something between server and client damages the stream: check proxies")
+            raise ProtocolError(msg, hint=DAMAGE_HINT)
         end = begin + 1 + length
         return (b"", 0, 0) if end > self.end else (kind, begin + _HEADER.size, end)
 

@@ -12,7 +12,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.driver import pq
 
-__all__ = ["HINTS", "NO_REPLICATION", "Failure", "hint_for", "loss", "lost_error", "server_error"]
+__all__ = ["HINTS", "NO_REPLICATION", "Failure", "failure_of", "hint_for", "loss", "lost_error", "server_error"]
 
 
 class Failure(Protocol):
@@ -87,9 +87,23 @@ def _field(result: Failure, code: pq.DiagnosticField) -> str:
 
 
 def lost_error(pgconn: pq.abc.PGconn) -> ConnectionClosedError:
-    """Return the error for a lost connection."""
+    """Return the error for a lost connection. Raises as `failure_of` does."""
+    return loss(failure_of(pgconn))
+
+
+_NO_MEMORY = frozenset(
+    ("out of memory", "cannot allocate memory for input buffer", "cannot allocate memory for output buffer"),
+)
+"""libpq's own messages. One that the server has sent begins with its severity."""
+
+
+def failure_of(pgconn: pq.abc.PGconn) -> str:
+    """Return libpq's first message since its last command. Raises MemoryError if libpq had no memory: the server did nothing."""
     message = pgconn.get_error_message().strip()
-    return loss(message.splitlines()[0] if message else "connection lost")
+    first = message.splitlines()[0] if message else "connection lost"
+    if first in _NO_MEMORY:
+        raise MemoryError(f"libpq: {first}")
+    return first
 
 
 def loss(how: str) -> ConnectionClosedError:

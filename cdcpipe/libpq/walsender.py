@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from cdcpipe.errors import ConnectionClosedError, ProtocolError, ServerError
 from cdcpipe.libpq.connection import Connection, Rows
-from cdcpipe.libpq.direct_copy import DirectCopy, Fields, LostError, Message
+from cdcpipe.libpq.direct_copy import DAMAGE_HINT, DirectCopy, Fields, LostError, Message
 from cdcpipe.libpq.driver import errors, pq
-from cdcpipe.libpq.server_errors import loss, server_error
+from cdcpipe.libpq.server_errors import failure_of, loss, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError
 
 __all__ = ["Walsender"]
@@ -31,6 +31,8 @@ class Walsender(Connection):
 
     Lost = (errors.OperationalError, LostError)
     """The exceptions that ``consume_input`` raises when the connection is lost; see ``closed_error``."""
+    Damaged = errors.OperationalError
+    """What libpq's ``receive`` raises for bytes that it can't take; see ``damage_error``."""
 
     def __init__(
         self,
@@ -215,6 +217,10 @@ class Walsender(Connection):
     def closed_error(self) -> ConnectionClosedError:
         """Return the error for this connection when it is lost."""
         return loss(self.direct.failure) if self.direct is not None and self.direct.failure else super().closed_error()
+
+    def damage_error(self) -> ProtocolError:
+        """Return the error for bytes that libpq can't take. libpq has closed the socket then. Raises as `failure_of` does."""
+        return ProtocolError(f"the server sent what has no place in a stream: {failure_of(self._pgconn)}", hint=DAMAGE_HINT)
 
     def close(self) -> None:
         """Close the connection."""

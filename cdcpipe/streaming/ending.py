@@ -82,7 +82,10 @@ def _is_drained(walsender: Walsender) -> bool:
         return True
     walsender.flush()
     for _ in range(_MOST_DROPPED):
-        length, _data = walsender.receive(1)
+        try:
+            length, _data = walsender.receive(1)
+        except Walsender.Damaged:
+            raise walsender.damage_error() from None
         if length < 0:
             return True
         if length == 0:

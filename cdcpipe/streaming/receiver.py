@@ -172,6 +172,10 @@ class Receiver:
             size, most = self._receive_run(self._walsender.direct)
             if not most:
                 return size
+        return self._receive_each(most)
+
+    def _receive_each(self, most: int) -> int:
+        """Queue messages one by one: up to a chunk, and up to ``most`` records. Return the number of bytes received."""
         receive, notices, add, append = self._walsender.receive, self._walsender.notices, self._add, self._pieces.append
         tracker, transactions, is_plain = self._tracker, self._transactions, self._is_plain
         row_kinds, observe, feed = tracker.row_kinds, tracker.observe, self._feeder.feed if self._feeder else None
@@ -183,12 +187,15 @@ class Receiver:
         size = count = 0
         self.has_more = True
         while size < CHUNK_BYTES and count < most:
-            length, data = receive(1)
-            if length <= 0:
-                length, data = self._read_on(length, has_taken=count > 0)
-                if not length:
-                    self.has_more = False
-                    break
+            try:
+                length, data = receive(1)
+                if length <= 0:
+                    length, data = self._read_on(length, has_taken=count > 0)
+                    if not length:
+                        self.has_more = False
+                        break
+            except Walsender.Damaged:
+                raise self._walsender.damage_error() from None
             if notices:  # the server sent them before this record
                 self._keep(block)
                 check_notices(self._walsender)

@@ -136,7 +136,10 @@ class Streamer:
                     raise
                 except CdcpipeError:
                     self._receiver.queue_before_failure()
-                    self._finish()
+                    try:
+                        self._finish()
+                    except (ConnectionClosedError, ServerError) as ex:  # libpq closes the socket after damaged bytes
+                        log.info("after the error: %s", ex)
                     raise
                 self._finish()
                 is_cut = is_cut or self._receiver.is_taking or self._records.pending_bytes > 0

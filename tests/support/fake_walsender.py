@@ -58,7 +58,8 @@ class FakeWalsender:
 
     def _serve(self) -> None:
         self._connection, _ = self._listener.accept()
-        with self._connection as connection, connection.makefile("rb") as file:
+        # cdcpipe may close its socket with unread data.
+        with self._connection as connection, connection.makefile("rb") as file, contextlib.suppress(ConnectionError):
             (size,) = struct.unpack(">I", file.read(4))
             file.read(size - 4)
             connection.sendall(_GREETING)

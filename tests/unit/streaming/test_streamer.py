@@ -1,43 +1,104 @@
-"""The one loop, in the parts that a stream from a server shows only after a long time."""
+"""How a stream ends whose server sends damaged bytes or goes away, with a server that the test plays. When it is not read."""
 
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from cdcpipe.config import StreamOptions
+from cdcpipe.errors import ProtocolError
+from cdcpipe.libpq.walsender import Walsender
+from cdcpipe.limits import limit_hint
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.progress import UNREAD_INTERVAL_S, Progress
 from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.streamer import Streamer
+from support.fake_walsender import COPY_BOTH, FakeWalsender
+from support.wire import wal_data
+
+
+class Pipes(SimpleNamespace):
+    """The ends of stdout's and stdin's pipes: cdcpipe has ``out_fd`` and ``command_fd``, the consumer the other two."""
+
+    records_fd: int
+    out_fd: int
+    command_fd: int
+    commands_fd: int
+
+
+@pytest.fixture
+def pipes() -> Iterator[Pipes]:
+    (records_fd, out_fd), (command_fd, commands_fd) = os.pipe(), os.pipe()
+    yield Pipes(records_fd=records_fd, out_fd=out_fd, command_fd=command_fd, commands_fd=commands_fd)
+    for fd in (records_fd, out_fd, command_fd, commands_fd):
+        os.close(fd)
+
+
+@contextmanager
+def streamer(directory: Path, pipes: Pipes, *answers: bytes, is_direct: bool) -> Iterator[Streamer]:
+    """A stream of raw records, whose server gives these answers (see `FakeWalsender`)."""
+    options = StreamOptions(out_fd=pipes.out_fd, command_fd=pipes.command_fd, write_header=True)
+    with FakeWalsender(directory, list(answers)) as server, closing(Walsender(server.parameters, within_s=10)) as walsender:
+        walsender.start_copy("START_REPLICATION SLOT s LOGICAL 0/0", may_be_direct=is_direct)
+        progress = Progress(time.monotonic(), feedback_interval_s=0.05)
+        tracker = tracker_for("raw", {}, progress, None)
+        commands = CommandsIn(pipes.command_fd)
+        yield Streamer(walsender, progress, tracker, options, commands, confirmed_on_server=lambda _: 0)
 
 
 @pytest.mark.parametrize("has_pending", [True, False])
-def test_a_socket_is_not_read_while_a_transaction_is_handed_on(has_pending: bool) -> None:
+def test_a_socket_is_not_read_while_a_transaction_is_handed_on(pipes: Pipes, has_pending: bool) -> None:
     """With -s 0 the server would ask for a status update, and nobody would see that."""
     now = time.monotonic()
     progress = Progress(now, status_interval_s=0)
     transactions = cast("Transactions", SimpleNamespace(has_pending=has_pending))
     tracker = tracker_for("pgoutput", {}, progress, None, Transactions())
+    options = StreamOptions(out_fd=pipes.out_fd, command_fd=pipes.command_fd, write_header=True)
     ours, server = socket.socketpair()
-    commands_fd, said_fd = os.pipe()
-    with ours, server, open(os.devnull, "wb") as out, open(commands_fd, "rb"), open(said_fd, "wb"):
-        options = StreamOptions(
-            out_fd=out.fileno(),
-            write_header=True,
-            write_newline=False,
-            auto_feedback=False,
-            wait_after_end=False,
-            needs_commands=True,
-        )
+    with ours, server:
         walsender: Any = SimpleNamespace(socket=ours.fileno(), direct=None, notices=[], flush=lambda: True)
-        given = walsender, progress, tracker, options, CommandsIn(commands_fd)
+        given = walsender, progress, tracker, options, CommandsIn(pipes.command_fd)
         streamer = Streamer(*given, confirmed_on_server=lambda _: 0, transactions=transactions)
         streamer._receiver.has_more = True
         with streamer._signals:
             streamer._wait(now)
     assert (progress.due_at() <= now + UNREAD_INTERVAL_S) == has_pending
+
+
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "libpq"])
+def test_bytes_that_have_no_place_in_a_stream(tmp_path: Path, pipes: Pipes, is_direct: bool) -> None:
+    """The message's length is less than that of the length itself. libpq closes the socket then, so no feedback can be sent."""
+    damaged = COPY_BOTH + wal_data(8, b"one") + b"d\0\0\0\3"
+    with (
+        streamer(tmp_path, pipes, damaged, b"", is_direct=is_direct) as stream,
+        pytest.raises(ProtocolError, match="length 3") as raised,
+    ):
+        stream.run()
+    assert "check proxies" in str(raised.value.hint)
+    assert os.read(pipes.records_fd, 100) == b"w 0/8 3\none"
+
+
+def test_a_record_for_which_libpq_has_no_memory(tmp_path: Path, pipes: Pipes) -> None:
+    with (
+        streamer(tmp_path, pipes, COPY_BOTH + wal_data(8, b"one") + b"d\x7f\xff\xff\xfa", b"", is_direct=False) as stream,
+        pytest.raises(MemoryError, match="cannot allocate memory for input buffer") as raised,
+    ):
+        stream.run()
+    assert "ulimit -v" in str(limit_hint(raised.value))
+
+
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "libpq"])
+def test_damaged_bytes_after_the_last_feedback(tmp_path: Path, pipes: Pipes, is_direct: bool) -> None:
+    os.write(pipes.commands_fd, b"q\n")
+    with (
+        streamer(tmp_path, pipes, COPY_BOTH, wal_data(8, b"one") + b"d\0\0\0\3", b"", is_direct=is_direct) as stream,
+        pytest.raises(ProtocolError, match="length 3"),
+    ):
+        stream.run()
