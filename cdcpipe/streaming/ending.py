@@ -3,6 +3,9 @@
 If a socket has unread data, closing it discards the bytes that were sent last. So cdcpipe ends the copy, and then reads and drops
 the server's messages until the server has ended the copy, too.
 
+If the connection is lost meanwhile, or the server is silent, it is asked on another connection what it has confirmed. If it has not
+confirmed everything, or does not answer, a warning says so. So an end without an error never hides that feedback was lost.
+
 If the server is silent, three steps run into their limit of `END_STEP_S`: the last update, the end of the copy, and the question
 what the server has confirmed. So the end takes less than 10 s.
 """
@@ -41,17 +44,18 @@ def end_stream(
     flush_lsn = confirmed_lsn()
     walsender.end_copy()
     deadline = time.monotonic() + END_STEP_S
-    while not _is_drained(walsender):
-        if time.monotonic() >= deadline:
-            # While the server sends a large transaction, it reads only when it can't send. So stop reading, and ask it for the
-            # slot's position.
-            _await_confirmation(flush_lsn, confirmed_on_server)
-            return
-        _wait_for_socket(walsender, deadline)
     try:
-        walsender.copy_result(END_STEP_S)
+        while not _is_drained(walsender):
+            if time.monotonic() >= deadline:
+                # While the server sends a large transaction, it reads only when it can't send. So stop reading, and ask it for the
+                # slot's position.
+                _await_confirmation(flush_lsn, confirmed_on_server)
+                return
+            _wait_for_socket(walsender, deadline)
+        walsender.copy_result(max(_LOOK_S, deadline - time.monotonic()))
     except (ConnectionClosedError, ServerError) as ex:
         log.info("after the end of the stream: %s", ex)
+        _await_confirmation(flush_lsn, confirmed_on_server)
 
 
 def _send_last(walsender: Walsender, status: StatusUpdates) -> None:
@@ -75,12 +79,16 @@ def _wait_for_socket(walsender: Walsender, deadline: float) -> None:
 
 
 def _is_drained(walsender: Walsender) -> bool:
-    """Drop the server's remaining messages, and return whether the copy has ended. The server will send the changes again."""
+    """Drop the server's remaining messages, and return whether the copy has ended. The server will send the changes again.
+
+    Raises ConnectionClosedError if the connection is lost, and the server has not ended the copy before.
+    """
+    is_lost = False
     try:
         walsender.consume_input()
+        walsender.flush()
     except Walsender.Lost:
-        return True
-    walsender.flush()
+        is_lost = True
     for _ in range(_MOST_DROPPED):
         try:
             length, _data = walsender.receive(1)
@@ -89,6 +97,8 @@ def _is_drained(walsender: Walsender) -> bool:
         if length < 0:
             return True
         if length == 0:
+            if is_lost:
+                raise walsender.closed_error()
             break
     return False
 
@@ -97,6 +107,8 @@ def _await_confirmation(flush_lsn: int, confirmed_on_server: Callable[[float], i
     deadline = time.monotonic() + END_STEP_S
     while flush_lsn and confirmed_on_server(deadline - time.monotonic()) < flush_lsn:
         if time.monotonic() >= deadline:
-            log.warning("the server has not confirmed %s yet; it may send again what followed", format_lsn(flush_lsn))
+            # The server may also have given no answer.
+            what = "the server has not confirmed %s yet, as far as is known; it may send again what it has not confirmed"
+            log.warning(what, format_lsn(flush_lsn))
             return
         time.sleep(_ASK_AGAIN_S)

@@ -8,6 +8,7 @@ The loop keeps these rules in every situation:
 - While stdout is blocked, the loop reads stdin and sends status updates. It holds no more than a few chunks.
 - It confirms only positions that `Progress` allows.
 - However the stream ends, unless the connection is lost, the server has read the last feedback (streaming/ending.py).
+- A lost connection ends the stream with an error, or if it is lost at the very end and feedback may be lost, with a warning.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Streamer:
         self._burst = Burst(walsender, time.monotonic())
         self._signals = StopSignals()
         self._hung_up = False
-        """Whether the connection is lost. The streamer raises this only after it has written the records received before."""
+        """Whether the connection is lost. The streamer raises this only after it has written the records received before: when the
+        loop reads again, or at the end position, after which it reads no more."""
         self._is_ending = False
 
     def run(self) -> ExitCode:
@@ -224,8 +226,11 @@ class Streamer:
                 records.release()
             records.write()
             now = time.monotonic()
-            if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking and not self._stays_after_end():
-                return
+            if self._tracker.is_finished and not records.pending_bytes and not receiver.is_taking:
+                if self._hung_up:
+                    raise ConnectionClosedError("the connection to the server was lost before the last feedback")
+                if not self._stays_after_end():
+                    return
             self._status.send_if_due(now)
             if progress.is_lost(now):
                 raise ConnectionClosedError(
@@ -287,10 +292,8 @@ class Streamer:
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
-                # The consumer still needs the records received before. The lost connection is reported once the loop reads again.
+                # The consumer still needs the records received before.
                 self._hung_up = True
-                if records.is_closed:
-                    raise ConnectionClosedError("the connection to the server was lost")
         if ready.get(records.fd, 0) & (select.POLLERR | select.POLLNVAL) and not records.is_closed:
             raise OutputError("records can't be written: the reader has closed the pipe")
 

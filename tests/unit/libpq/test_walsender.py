@@ -158,6 +158,38 @@ def test_a_connection_lost_at_the_end_ends_it(tmp_path: Path, is_direct: bool) -
     assert server.received == b"Qdc"
 
 
+@pytest.mark.parametrize("answer", [b"", SHUTDOWN, wal_data(8, b"x")], ids=["lost", "ended", "lost with a record"])
+@pytest.mark.parametrize(("confirmed", "is_warned"), [(16, False), (15, True), (0, True)])
+def test_after_a_lost_end_the_server_is_asked_what_it_has_confirmed(
+    tmp_path: Path,
+    is_direct: bool,
+    answer: bytes,
+    confirmed: int,
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The exit code is 0, which must not hide that feedback may be lost."""
+    monkeypatch.setattr(ending, "END_STEP_S", 0.3)
+    asked = []
+
+    def confirmed_on_server(within_s: float) -> int:
+        asked.append(within_s)
+        return confirmed
+
+    with connected(tmp_path, COPY_BOTH, answer) as (walsender, _):
+        start(walsender, is_direct)
+        end_stream(walsender, StatusUpdates(walsender, Progress(time.monotonic())), lambda: 16, confirmed_on_server)
+    assert asked
+    assert ("the server has not confirmed 0/10 yet" in caplog.text) == is_warned
+
+
+def test_a_completed_end_needs_no_question(tmp_path: Path, is_direct: bool) -> None:
+    with connected(tmp_path, COPY_BOTH, DONE) as (walsender, _):
+        start(walsender, is_direct)
+        end_stream(walsender, StatusUpdates(walsender, Progress(time.monotonic())), lambda: 16, never)
+
+
 def test_a_last_status_update_that_the_server_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With libpq, this can't happen: it has room for everything."""
     monkeypatch.setattr(ending, "END_STEP_S", 0.3)

@@ -1,7 +1,10 @@
 """How a stream ends whose server sends damaged bytes or goes away, with a server that the test plays. When it is not read."""
 
+import contextlib
+import fcntl
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from cdcpipe.config import StreamOptions
-from cdcpipe.errors import ProtocolError
+from cdcpipe.errors import ConnectionClosedError, ProtocolError
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.limits import limit_hint
 from cdcpipe.pgoutput.transactions import Transactions
@@ -21,7 +24,7 @@ from cdcpipe.replication.progress import UNREAD_INTERVAL_S, Progress
 from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.streamer import Streamer
 from support.fake_walsender import COPY_BOTH, FakeWalsender
-from support.wire import wal_data
+from support.wire import keepalive, wal_data
 
 
 class Pipes(SimpleNamespace):
@@ -38,17 +41,20 @@ def pipes() -> Iterator[Pipes]:
     (records_fd, out_fd), (command_fd, commands_fd) = os.pipe(), os.pipe()
     yield Pipes(records_fd=records_fd, out_fd=out_fd, command_fd=command_fd, commands_fd=commands_fd)
     for fd in (records_fd, out_fd, command_fd, commands_fd):
-        os.close(fd)
+        with contextlib.suppress(OSError):  # the streamer may have closed its output
+            os.close(fd)
 
 
 @contextmanager
-def streamer(directory: Path, pipes: Pipes, *answers: bytes, is_direct: bool) -> Iterator[Streamer]:
+def streamer(
+    directory: Path, pipes: Pipes, *answers: bytes, is_direct: bool, end_lsn: int | None = None, wait_after_end: bool = False
+) -> Iterator[Streamer]:
     """A stream of raw records, whose server gives these answers (see `FakeWalsender`)."""
-    options = StreamOptions(out_fd=pipes.out_fd, command_fd=pipes.command_fd, write_header=True)
+    options = StreamOptions(pipes.out_fd, pipes.command_fd, write_header=True, wait_after_end=wait_after_end)
     with FakeWalsender(directory, list(answers)) as server, closing(Walsender(server.parameters, within_s=10)) as walsender:
         walsender.start_copy("START_REPLICATION SLOT s LOGICAL 0/0", may_be_direct=is_direct)
         progress = Progress(time.monotonic(), feedback_interval_s=0.05)
-        tracker = tracker_for("raw", {}, progress, None)
+        tracker = tracker_for("raw", {}, progress, end_lsn)
         commands = CommandsIn(pipes.command_fd)
         yield Streamer(walsender, progress, tracker, options, commands, confirmed_on_server=lambda _: 0)
 
@@ -102,3 +108,34 @@ def test_damaged_bytes_after_the_last_feedback(tmp_path: Path, pipes: Pipes, is_
         pytest.raises(ProtocolError, match="length 3"),
     ):
         stream.run()
+
+
+@pytest.mark.parametrize("wait_after_end", [False, True])
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "libpq"])
+def test_a_connection_lost_while_the_last_records_wait_for_the_consumer(
+    tmp_path: Path, pipes: Pipes, is_direct: bool, wait_after_end: bool
+) -> None:
+    """Nothing that the consumer confirms from then on reaches the server, so the end is not a success."""
+    os.set_blocking(pipes.out_fd, False)
+    with contextlib.suppress(OSError):  # over this user's limit for pipes: cdcpipe can't make it larger either
+        fcntl.fcntl(pipes.out_fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+    filled = os.write(pipes.out_fd, b"x" * (2 << 20))
+
+    def consume() -> None:
+        time.sleep(0.5)
+        found = 0
+        while found < filled + len(b"w 0/8 3\none"):
+            found += len(os.read(pipes.records_fd, 1 << 16))
+        os.write(pipes.commands_fd, b"F 0/8\n")
+        time.sleep(0.5)
+        os.write(pipes.commands_fd, b"q\n")
+
+    consumer = threading.Thread(target=consume)
+    to_the_end = COPY_BOTH + wal_data(8, b"one") + keepalive(32)
+    with streamer(tmp_path, pipes, to_the_end, is_direct=is_direct, end_lsn=16, wait_after_end=wait_after_end) as stream:
+        consumer.start()
+        try:
+            with pytest.raises(ConnectionClosedError, match="lost before the last feedback"):
+                stream.run()
+        finally:
+            consumer.join()
