@@ -83,7 +83,7 @@ def stream(config: StreamConfig, metrics: StreamMetrics | None = None) -> ExitCo
         commands = stack.enter_context(contextlib.closing(CommandsIn(config.stream.command_fd)))
         try:
             with initialising():
-                started = _prepare_and_start(config, catalog, opening, commands, publications)
+                started = _prepare_until_started(config, catalog, opening, commands, publications)
         except _Quit:
             return ExitCode.SUCCESS
         walsender, slot, guard = started.walsender, started.slot, started.guard
@@ -126,6 +126,21 @@ class _Started:
     make_feeder: MakeFeeder | None
     transactions: Transactions | None
     guard: TimelineGuard | None
+
+
+class _SlotChangedError(Exception):
+    """While a standby waited, the slot became one for which the checks and the stream's form may be others."""
+
+
+def _prepare_until_started(
+    config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, commands: CommandsIn, publications: list[str]
+) -> _Started:
+    """Do as `_prepare_and_start`, with the slot as it is when the stream starts."""
+    while True:
+        try:
+            return _prepare_and_start(config, catalog, opening, commands, publications)
+        except _SlotChangedError:
+            log.info("replication slot %r has changed meanwhile; checking it again", config.slot.slot)
 
 
 def _prepare_and_start(
@@ -215,8 +230,12 @@ def _start(
 
     A standby first waits until the slot is free, and waits again if another process takes it first. It reads its commands
     meanwhile. One without stdin would end as soon as it has the slot, so it ends at once.
+
+    Raises _SlotChangedError if the slot is not any more what decided the form of the stream. Its last consumer may have made it
+    send prepared transactions when they are prepared, for good; or it was dropped and made anew.
     """
     walsender, system = _logged_server(config, connection, opening)
+    form = slot.plugin, slot.two_phase
     while True:
         if config.standby is not None:
             was_in_recovery = slot.in_recovery
@@ -226,6 +245,8 @@ def _start(
                 # The server ends a walsender from before its promotion when a stream starts on it.
                 opening.reopen()
                 walsender, system = _logged_server(config, connection, opening)
+            if (slot.plugin, slot.two_phase) != form:
+                raise _SlotChangedError
         check_free(slot)
         may_be_direct = _has_runs(config, slot, is_rendered)
         try:

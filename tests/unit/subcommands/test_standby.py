@@ -1,0 +1,87 @@
+"""What a standby does with a slot that became another one while it waited."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
+from cdcpipe.errors import InitError
+from cdcpipe.lsn import LSN
+from cdcpipe.replication.slots import Slot
+from cdcpipe.subcommands import stream
+
+SLOT = Slot(
+    name="shop",
+    plugin="pgoutput",
+    slot_type="logical",
+    database="shop",
+    active=False,
+    active_pid=None,
+    restart_lsn=LSN(1),
+    confirmed_flush_lsn=LSN(2),
+    wal_status="reserved",
+    two_phase=False,
+    temporary=False,
+    failover=False,
+    synced=False,
+    invalidation_reason=None,
+    in_recovery=False,
+)
+TWO_PHASE = replace(SLOT, two_phase=True)
+OTHER_PLUGIN = replace(SLOT, plugin="test_decoding")
+
+
+class Server:
+    """The slot as it is at each look, and the start of the stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Slot) -> None:
+        self.looks = list(looks)
+        self.started: list[tuple[int, Mapping[str, str | None]]] = []
+        system: Any = SimpleNamespace()
+        monkeypatch.setattr(stream, "find_or_create_slot", lambda *_, **__: self.looks.pop(0))
+        monkeypatch.setattr(stream, "wait_until_free", lambda *_, **__: self.looks.pop(0))
+        monkeypatch.setattr(stream, "check_published", lambda *_, **__: [])
+        monkeypatch.setattr(stream, "_logged_server", lambda *_: (SimpleNamespace(), system))
+        monkeypatch.setattr(stream, "start_stream", self._start_stream)
+
+    def _start_stream(self, _: Any, __: str, lsn: int, options: Mapping[str, str | None], *, may_be_direct: bool) -> None:
+        del may_be_direct
+        self.started.append((lsn, options))
+
+    def start(self, **changes: Any) -> Any:
+        config = StreamConfig(SlotConfig({}, "shop", publications=("p",)), standby=PollConfig(), **changes)
+        catalog: Any = SimpleNamespace(connection=SimpleNamespace(server_version=180000))
+        nothing: Any = nullcontext()
+        return stream._prepare_until_started(config, catalog, nothing, nothing, ["p"])
+
+
+def test_a_slot_that_became_two_phase_is_refused_as_at_an_ordinary_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, SLOT, TWO_PHASE, TWO_PHASE)
+    with pytest.raises(InitError, match="sends prepared transactions when they are prepared, which was not asked for"):
+        server.start()
+    assert server.started == []
+
+
+def test_a_slot_that_became_two_phase_gives_whole_transactions_as_at_an_ordinary_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a stream begins at the slot's position, because a prepared transaction may lie before ``start_lsn``."""
+    server = Server(monkeypatch, SLOT, TWO_PHASE, TWO_PHASE, TWO_PHASE)
+    started = server.start(whole_transactions=True, start_lsn=7)
+    assert started.slot.two_phase
+    assert [lsn for lsn, _ in server.started] == [0]
+
+
+def test_a_slot_with_another_plugin_gets_that_plugins_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, SLOT, OTHER_PLUGIN, OTHER_PLUGIN, OTHER_PLUGIN)
+    monkeypatch.setattr(stream, "check_plugin", lambda *_: None)
+    assert server.start().slot.plugin == "test_decoding"
+    assert [options for _, options in server.started] == [{}]
+
+
+def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, replace(SLOT, active=True, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
+    server.start()
+    assert [lsn for lsn, _ in server.started] == [0]
