@@ -82,7 +82,7 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
     """Return the position at which a new warehouse begins: the beginning of the log, ``start``, if it is still there.
 
     If the first segments were removed, the tables need a copy of their rows: an initial snapshot, which is later than these. Raises
-    WarehouseError if none was taken.
+    WarehouseError if none was taken, or if a copy is older: then the tables would lack the changes between.
     """
     if removed is None:
         return start
@@ -90,6 +90,16 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
         raise WarehouseError(
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",
+        )
+    copies = [
+        max((each.end_lsn for each in versions if each.snapshot), default=None) for versions in map(house.versions, house.tables())
+    ]
+    oldest = min((lsn for lsn in copies if lsn is not None), default=removed.lsn)
+    if oldest < removed.lsn:
+        raise WarehouseError(
+            f"{house.name} has copies of its tables from {format_lsn(oldest)}, but the log in {staging} goes back only to"
+            f" {removed}: the changes between were removed",
+            hint="move this warehouse away, and let run begin the tables anew with a copy of their rows: --snapshot initial",
         )
     return removed
 

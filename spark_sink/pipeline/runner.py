@@ -44,7 +44,7 @@ from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
-from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.initial import InitialSnapshot, is_begun
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import jvm, session
 from spark_sink.spark.failure import explained
@@ -197,7 +197,7 @@ class Runner(Background):
         self._step = "starting the stream"
         self.launcher.tables = fed_tables(self._warehouse)
         self.launcher.read_copied_lsn = lambda: copied_lsn(self._warehouse)
-        keep_segments(self._warehouse, config.launcher.staging)
+        keep_segments(self._warehouse, config.launcher.staging, begins_with_copies=is_begun(self._warehouse))
         stack.enter_context(self.launcher)
         self._check_stopping()
         assert self.launcher.prepared is not None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, map_reads, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
-from spark_sink.staging.log import has_log, list_epochs, log_end, removed_position
+from spark_sink.staging.lock import make_root
+from spark_sink.staging.log import Position, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
 
@@ -69,13 +70,18 @@ def copied_lsn(house: Warehouse) -> int:
     return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
 
 
-def keep_segments(house: Warehouse, staging: Path) -> None:
-    """Let the log keep the segments that ``house`` still needs, if it is an older copy. Call this before segments are removed.
+def keep_segments(house: Warehouse, staging: Path, *, begins_with_copies: bool = False) -> None:
+    """Let the log keep the segments that ``house`` still needs. Call this before segments are removed.
 
-    The log remembers how far the newer one was.
+    - It may be an older copy. The log remembers how far the newer one was.
+    - With ``begins_with_copies``, a new warehouse needs all changes since its copies. They may take hours, and the log's other
+      readers go on meanwhile. So it is registered before it has a position.
     """
     position = house.source().position if house.exists else None
     reached, removed = read_readers(staging).get(READER), removed_position(staging)
+    if position is None and reached is None and begins_with_copies:
+        make_root(staging)
+        register_reader(staging, READER, removed or Position(0, 0), house.name)
     if position is None or reached is None or reached.lsn <= position.lsn:
         return
     if removed is None or removed.lsn <= position.lsn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,19 @@ def test_a_changelog_that_has_gone_is_an_error(house: Warehouse) -> None:
     shutil.rmtree(house.changelog(FRUIT))
     with pytest.raises(WarehouseError, match=r"the changelog of public\.fruit, .*, has gone"):
         fit.check_tables(house, Position(1, 40))
+
+
+@pytest.mark.parametrize(("removed", "is_refused"), [(0x250, False), (0x400, True)])
+def test_the_log_of_a_new_warehouse_has_all_changes_since_its_copies(house: Warehouse, removed: int, is_refused: bool) -> None:
+    path, start = house.root / "_cdcpipe/snapshot.json", Position(1, 0x100)
+    path.write_text(json.dumps({"version": 1, "slot": "slot", "is_complete": True}))
+    copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in (0x200, 0x250)]
+    house.write_versions(FRUIT, copies)
+    house.write_versions(Table("public", "empty"), [version(0, 0, ID)])
+    assert fit.first_position(house, house.root, start, None) == start
+    if not is_refused:
+        assert fit.first_position(house, house.root, start, Position(1, removed)) == (1, removed)
+        return
+    with pytest.raises(WarehouseError, match=r"copies of its tables from 0/250, .* goes back only to 1:0/400") as caught:
+        fit.first_position(house, house.root, start, Position(1, removed))
+    assert "--snapshot initial" in (caught.value.hint or "")
