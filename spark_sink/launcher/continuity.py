@@ -35,7 +35,7 @@ from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import StagingError, left_lsn
+from spark_sink.staging.log import StagingError, left_lsn, passing_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,8 @@ class FedTables:
     position: Position
     epoch_token: str = ""
     """The token of the position's epoch, if it is known."""
+    reached_lsn: int = 0
+    """How far the log remembers the tables; 0 if it does not know them. Beyond the position: the tables are an older copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Log:
     """The gap that an earlier start has recorded (staging/divergence.py)."""
     copied_lsn: int = 0
     """The LSN of the newest copy of a table. Only a server that has gone back, a new timeline and another server need it."""
+    begin_lsn: int = 0
+    """Where the log began when the launcher started; 0 later, when ``tables`` are not news any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,13 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         )
         gap = Gap(min(left, right_lsn), cause, log.account.time, now)
         return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+    if log.tables is not None and _is_before(log, log.tables):
+        cause = (
+            f"the tables are at {log.tables.position}, but the log begins at {format_lsn(log.begin_lsn)}: their log was lost,"
+            " and this one was begun without them"
+        )
+        gap = Gap(log.tables.position.lsn, cause, 0.0, now)
+        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     cause = _cause(log, prepared, right_lsn)
     if cause:
         gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
@@ -186,6 +197,15 @@ def _cause(log: Log, prepared: Prepared, right_lsn: int) -> str:
 def _left(log: Log, tables: FedTables) -> int | None:
     """Return from where on the log and ``tables`` differ, although the log goes on beyond them; None if they don't."""
     return None if tables.position.lsn > log.end_lsn else left_lsn(log.epochs, tables.position, tables.epoch_token)
+
+
+def _is_before(log: Log, tables: FedTables) -> bool:
+    """Tell whether the log lacks changes that the tables need, before its beginning. An older copy of the tables is no such case.
+
+    The pipeline refuses such a copy, because the newer one may still be there.
+    """
+    lsn = tables.position.lsn
+    return tables.reached_lsn <= lsn < log.begin_lsn and passing_lsn(log.epochs, lsn, log.begin_lsn) is None
 
 
 def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict:

@@ -29,7 +29,7 @@ from spark_sink.launcher.continuity import (
 )
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, divergence
-from spark_sink.staging.log import Position, StagingError, epoch_directory, list_epochs, log_end
+from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
 from spark_sink.staging.writer import check_source
 
 if TYPE_CHECKING:
@@ -251,7 +251,9 @@ class Opening:
         diverged = divergence.read(root)
         if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record
             diverged = None
-        return Log(epochs, end.lsn, recorded, self._tables, diverged)
+        # Later the tables are further, and what they have read is removed.
+        begin = 0 if self.position.epoch else begin_lsn(root, epochs)
+        return Log(epochs, end.lsn, recorded, self._tables, diverged, begin_lsn=begin)
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""

@@ -195,7 +195,7 @@ class Runner(Background):
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
         self._step = "starting the stream"
-        self.launcher.tables = fed_tables(self._warehouse)
+        self.launcher.tables = fed_tables(self._warehouse, config.launcher.staging)
         self.launcher.read_copied_lsn = lambda: copied_lsn(self._warehouse)
         keep_segments(self._warehouse, config.launcher.staging, begins_with_copies=is_begun(self._warehouse))
         stack.enter_context(self.launcher)

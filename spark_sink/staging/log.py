@@ -439,15 +439,15 @@ def segments_after(root: Path, chain: Chain, after: Position | None) -> list[Seg
     if end is None:
         msg = f"{root}: position {after} is not in this log, which is empty"
         raise StagingError(msg, hint=_FOREIGN_HINT)
-    _check_known(root, after, epochs, end)
-    return [segment for segment in segments if segment.end_lsn > after.lsn]
+    first_lsn = _check_known(root, after, epochs, end)
+    return [segment for segment in segments if segment.end_lsn > after.lsn and segment.start_lsn >= first_lsn]
 
 
 _FOREIGN_HINT = "the reader belongs to another staging directory, or this directory was replaced; give each its own warehouse"
 
 
-def _check_known(root: Path, after: Position, epochs: list[Epoch], end: Position) -> None:
-    """Raise StagingError unless ``after`` is a position of this log and all segments after it exist."""
+def begin_lsn(root: Path, epochs: list[Epoch]) -> int:
+    """Return the lowest LSN from which the log has all segments: a reader that is before it lacks some for good."""
     first, removed = epochs[0], removed_position(root)
     begin = first.start_lsn
     if removed is not None and removed.lsn > begin:
@@ -456,9 +456,29 @@ def _check_known(root: Path, after: Position, epochs: list[Epoch], end: Position
         # A new log for tables that have lost theirs, or all epochs before the gap were removed. In those, the account of the log
         # (known.json) may have gone on after the last segment, without changes.
         begin = first.gap.after_lsn if removed is None else min(first.gap.after_lsn, removed.lsn)
-    if after.lsn < begin:
+    return begin
+
+
+def passing_lsn(epochs: Iterable[Epoch], lsn: int, begin: int) -> int | None:
+    """Return where a reader at ``lsn``, before ``begin``, the beginning of the log, goes on. None if it can't.
+
+    It can if all that it lacks is in a gap that the log names. Then it goes on after the gap: it has no use for what is before.
+    """
+    starts = (each.start_lsn for each in epochs if each.gap is not None and each.gap.after_lsn <= lsn and each.start_lsn >= begin)
+    return next(starts, None)
+
+
+def _check_known(root: Path, after: Position, epochs: list[Epoch], end: Position) -> int:
+    """Return the LSN of the first segment to read: 0, unless there is a gap (see `passing_lsn`).
+
+    Raises StagingError unless ``after`` is a position of this log and all segments after it exist.
+    """
+    begin = begin_lsn(root, epochs)
+    first_lsn = passing_lsn(epochs, after.lsn, begin) if after.lsn < begin else 0
+    if first_lsn is None:
         msg = f"{root}: the segments from {after} to {format_lsn(begin)} do not exist any more"
         raise StagingError(msg, hint="they were removed, or the position is of another staging directory")
     if after.lsn > end.lsn or after.epoch > end.epoch or left_lsn(epochs, after) is not None:
         msg = f"{root}: position {after} is not in this log, which ends at {end}"
         raise StagingError(msg, hint=_FOREIGN_HINT)
+    return first_lsn

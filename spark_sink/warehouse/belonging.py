@@ -56,12 +56,16 @@ def record_staging(house: Warehouse, staging: Path) -> None:
         write_json(house.identity_path, found | {"staging": str(staging)})
 
 
-def fed_tables(house: Warehouse) -> FedTables | None:
+def fed_tables(house: Warehouse, staging: Path) -> FedTables | None:
     """Return what the launcher needs to know of the tables; None if they have no position yet."""
     source = house.source() if house.exists else None
     if source is None or source.position is None:
         return None
-    return FedTables(house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token)
+    reached = read_readers(staging).get(READER)
+    reached_lsn = 0 if reached is None else reached.lsn
+    return FedTables(
+        house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token, reached_lsn
+    )
 
 
 def copied_lsn(house: Warehouse) -> int:

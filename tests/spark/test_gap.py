@@ -288,6 +288,26 @@ def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> Non
     shop.check()
 
 
+def test_a_log_that_was_begun_without_the_tables(shop: Shop) -> None:
+    """The staging directory was lost, and `land` has begun another one before the next run: it knows nothing of the tables."""
+    shop.execute("insert into kept values (40, 'only in the lost log')")
+    with spark_sink.Launcher(shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    shutil.rmtree(shop.staging)
+    shop.execute("insert into kept values (41, 'only in the new log')")
+    with spark_sink.Launcher(shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    for _ in range(2):
+        with pytest.raises(GapError, match=r"the tables are at .*, but the log begins at"):
+            shop.run()
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    for number in (42, 43):
+        shop.execute(f"insert into kept values ({number}, 'after')")
+        shop.run()
+        shop.check()
+
+
 def test_a_run_that_is_given_another_directory_changes_nothing(shop: Shop) -> None:
     config, sizes = shop.config, {path: path.stat().st_size for path in shop.warehouse.rglob("*.json")}
     shop.execute("insert into kept values (50, 'next')")

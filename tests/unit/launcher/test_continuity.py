@@ -336,3 +336,27 @@ def test_a_server_behind_a_copy_has_gone_back():
 )
 def test_something_else_tells_of_the_copy(log: Log, server: dict[str, Any]):
     assert not gone_back_behind_copy(log, replace(SERVER, **server), 0xA00)
+
+
+@pytest.mark.parametrize(
+    ("begin", "reached", "is_gap"),
+    [
+        (0x700, 0, False),
+        (0x701, 0, True),
+        (0x701, 0x700, True),
+        (0x701, 0x701, False),  # an older copy of the tables: the pipeline refuses it
+        (0, 0, False),
+    ],
+)
+def test_tables_before_the_beginning_of_the_log_are_a_gap(begin: int, reached: int, is_gap: bool):
+    """Their log was lost, and `land` has begun another one, which knows nothing of them."""
+    tables = replace(TABLES, reached_lsn=reached)
+    log = Log([replace(EPOCH, start_lsn=0x701)], 0x900, Account(0x900, 5.0), tables, begin_lsn=begin)
+    found = judged(log)
+    assert (found.gap is not None) == is_gap
+    if found.gap is not None:
+        assert (found.gap.after_lsn, found.resume_lsn, found.is_new_epoch, found.gap.is_divergence) == (0x700, 0x900, True, False)
+        assert "tables are at 3:0/700, but the log begins at 0/701" in found.gap.cause
+        # A launcher that is killed before the tables have passed the gap needs no other one.
+        passed = [*log.epochs, replace(EPOCH, number=4, start_lsn=0x900, gap=found.gap)]
+        assert judged(replace(log, epochs=passed)) == Verdict()

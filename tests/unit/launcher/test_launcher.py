@@ -181,6 +181,42 @@ def test_a_server_that_has_gone_back_is_not_tried_again(fake: Callable[..., Fake
     assert landed == WORK[: len(landed)] != []
 
 
+def test_tables_that_go_on_while_it_runs_are_not_taken_for_older_than_the_log(fake: Callable[..., Fake]):
+    """The launcher knows where the tables were at its start. What they have read since is removed."""
+    made = fake(WORK[:30])
+    made.run()
+    made.set_transactions(WORK)
+    made.set_turns([{}, {}, {}, {"bytes": 700, "exit": 3}])
+    first, *_, last = list_segments(made.staging)
+    register_reader(made.staging, "tables", last.end)
+    launcher = Launcher(made.config())
+    launcher.tables = FedTables("warehouse", "7", "db", made.staging, first.end)
+    launcher.start()
+    launcher.wait()
+    assert not first.path.exists()
+    assert (launcher.progress.restarts, launcher.progress.gaps) == (1, 0)
+
+
+def test_a_log_that_was_begun_without_the_tables_begins_with_a_gap(fake: Callable[..., Fake]):
+    made = fake(WORK)
+    made.run()
+    [epoch], end = list_epochs(made.staging), log_end(made.staging)
+    assert end is not None
+    tables = FedTables("warehouse", "7", "db", made.staging, Position(7, epoch.start_lsn - 1))
+    launcher = Launcher(made.config())
+    launcher.tables = tables
+    with pytest.raises(GapError, match="their log was lost"):
+        launcher.start()
+    for gaps in (1, 0):  # one is enough
+        launcher = Launcher(made.config(on_gap="resnapshot"))
+        launcher.tables = tables
+        launcher.start()
+        launcher.wait()
+        assert launcher.progress.gaps == gaps
+    assert [(each.number, each.start_lsn) for each in list_epochs(made.staging) if each.gap is not None] == [(8, end.lsn)]
+    assert list_segments(made.staging, tables.position) == []
+
+
 def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
     made = fake(WORK, [{}, {"garbage": "garbage"}, {"garbage": "w 0/0 5\nZzzzz"}])
     launcher = made.run()

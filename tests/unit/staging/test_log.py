@@ -81,6 +81,22 @@ def test_a_position_of_another_log(tmp_path: Path, after: Position):
         list_segments(tmp_path, after)
 
 
+@pytest.mark.parametrize(("after", "expected"), [(0x7F, None), (0x80, [0x500]), (0xFF, [0x500]), (0x100, [0x200, 0x300, 0x500])])
+def test_a_reader_before_the_beginning_goes_on_after_a_gap_that_has_what_it_lacks(
+    tmp_path: Path, after: int, expected: list[int] | None
+):
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
+    path = make_epoch(tmp_path, 8, 0x400, (0x400, 0x500)) / "epoch.json"
+    gap = Gap(0x80, "the log of the tables was lost", since=0.0, found=2.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"gap": gap.to_json()}))
+    position = Position(1 if after == 0x100 else 7, after)
+    if expected is not None:
+        assert [end for _, _, end in ranges(tmp_path, position)] == expected
+        return
+    with pytest.raises(StagingError, match="do not exist any more"):
+        list_segments(tmp_path, position)
+
+
 def test_where_a_log_has_left_that_of_a_reader():
     def left(epochs: list[Epoch], position: Position, token: str = "") -> int | None:
         found = left_lsn(epochs, position, token)

@@ -225,10 +225,12 @@ def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_p
 
 def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:
     house = Warehouse.existing(made / "warehouse")
-    assert fed_tables(Warehouse(made / "new", "delta")) is None
-    tables = fed_tables(house)
-    assert tables is not None
-    assert (tables.name, tables.position) == (house.name, house.source().position)
+    assert fed_tables(Warehouse(made / "new", "delta"), made / "staging") is None
+    register_reader(made / "staging", "tables", Position(1, 0x9000))
+    for staging, reached_lsn in (made / "staging", 0x9000), (made / "new", 0):
+        tables = fed_tables(house, staging)
+        assert tables is not None
+        assert (tables.name, tables.position, tables.reached_lsn) == (house.name, house.source().position, reached_lsn)
     assert copied_lsn(house) == 0
     for name, lsns in ("a", (100, 300)), ("b", (200, 250)):
         copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
