@@ -230,7 +230,7 @@ class Launcher(Background):
         arguments = [*(["-v"] if self.config.verbose else []), *slot_arguments(self.config), "-H", "--whole-transactions"]
         for name, value in plugin_options(prepared).items():
             arguments += ["-o", f"{name}={value}"]
-        account_lsn = max(start_lsn, account.read(self.config.staging).lsn)
+        account_lsn = max(start_lsn, account.read(self.config.staging).of_log(start_lsn).lsn)
         arguments += ["--startpos", format_lsn(start_lsn), "--expect", f"{prepared.system_id}/{prepared.timeline}"]
         arguments += ["--expect-lsn", format_lsn(account_lsn), "--idle-positions"]
         if self.config.available_now:

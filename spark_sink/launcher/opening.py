@@ -240,13 +240,13 @@ class Opening:
         recorded, epochs, end = account.read(root), list_epochs(root), log_end(root)
         if end is None:
             return None
-        lacks_segments = recorded.end_lsn > end.lsn
-        if lacks_segments:
+        if recorded.end_lsn > end.lsn:
             missing = f"from {format_lsn(end.lsn)} to {format_lsn(recorded.end_lsn)}"
             text = f"{root} lacks its newest segments, {missing}: they were lost, or it was copied while a launcher wrote"
             if self._told.is_news(text, time.monotonic()):
                 _logger.warning("%s", text)
-        if lacks_segments or recorded.lsn < end.lsn:
+        recorded = recorded.of_log(end.lsn)
+        if recorded.lsn < end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
         diverged = divergence.read(root)
         if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record
@@ -311,6 +311,8 @@ class Opening:
         config = self._config
         if verdict.gap is not None and verdict.former_system_id is not None:
             divergence.record(config.staging, verdict.gap)  # with a smaller account, the slot would look like the former one
+        if (end := log_end(config.staging)) is not None:
+            account.settle(config.staging, end.lsn)
         if verdict.account_lsn is not None:
             account.cut(config.staging, verdict.account_lsn)
             account.record(config.staging, verdict.account_lsn)

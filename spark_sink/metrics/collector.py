@@ -66,8 +66,9 @@ class LandMetrics:
         self, report: SlotReport | None, now: float, tables: list[tuple[str, Position | None]]
     ) -> tuple[list[Reading], dict[str, int]]:
         """Return the positions and lags of all stages, and up to which LSN each stage has everything. Without a report no lags."""
-        staging, sealed = self._launcher.config.staging, self._launcher.progress.position
-        recorded = account.read(staging)
+        recorded = account.read(self._launcher.config.staging)
+        sealed = self._launcher.progress.position
+        recorded = recorded.of_log(0 if sealed is None else sealed.lsn)
         known = ladder.Known(recorded.lsn, recorded.time) if recorded.lsn else None
         found, reached = [], {}
         for rung in ladder.build(report, sealed, tables, CommitTimes([]), time.time(), known):

@@ -1,7 +1,8 @@
 """The account of the slot: the LSN up to which every published change is durable in the staging directory. No pyspark.
 
-    read(staging).lsn                 the account; a slot whose confirmed position is beyond it has lost changes for this log
+    read(staging).of_log(end_lsn)     the account; a slot whose confirmed position is beyond it has lost changes for this log
     record(staging, lsn, end_lsn)     call this before the server may confirm ``lsn``; the log's segments end at ``end_lsn``
+    settle(staging, end_lsn)          call this before the log goes on at ``end_lsn``
     cut(staging, lsn)                 call this when the server went back to ``lsn``, before the log goes on
 
 The end of the log moves only with published changes, but the server's WAL also grows with other traffic. When everything published
@@ -10,7 +11,8 @@ here, and only then lets the streamer confirm it. So the server never gets a con
 further than that, another program has moved it.
 
 If the segments end before ``end_lsn``, the directory lacks its newest ones: it is a copy that was made while the launcher was
-writing, or files were lost. Then the account says nothing of what the log has.
+writing, or files were lost. Then the account says nothing of what the log has, and `Account.of_log` returns an empty one. Call
+`read` before you look where the log ends, which may grow meanwhile.
 
 The account is also what ``as-of`` and ``status`` know about a log that is complete beyond its last segment.
 """
@@ -28,7 +30,7 @@ from spark_sink.files.local import DamagedFileError, read_json, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Account", "cut", "read", "record"]
+__all__ = ["Account", "cut", "read", "record", "settle"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ class Account:
     time: float = 0.0
     end_lsn: int = 0
     """The end of the log's segments at that time; 0 if it is not recorded, as by older versions."""
+
+    def of_log(self, end_lsn: int) -> Account:
+        """Return what this says of a log that ends at ``end_lsn``: nothing if the log lacks segments that it had at that time."""
+        return Account() if self.end_lsn > end_lsn else self
 
 
 def record(root: Path, lsn: int, end_lsn: int = 0) -> bool:
@@ -65,6 +71,15 @@ def cut(root: Path, lsn: int) -> None:
     found = read(root)
     if found.lsn > lsn:
         _write(root, lsn, found.end_lsn)
+
+
+def settle(root: Path, end_lsn: int) -> None:
+    """Replace an account of a log that had more, before the log goes on at ``end_lsn``. Raises OSError.
+
+    Otherwise it would count again as soon as the log is as long as the other one was, which may have had other changes.
+    """
+    if read(root).end_lsn > end_lsn:
+        _write(root, end_lsn, end_lsn)
 
 
 def _write(root: Path, lsn: int, end_lsn: int) -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from spark_sink.client.slot_monitor import SlotReport
     from spark_sink.schema.table import Table, Version
-    from spark_sink.staging.account import Account
     from spark_sink.staging.log import Epoch, Segment
     from spark_sink.status.ladder import Rung
     from spark_sink.warehouse.wanted_copies import WantedCopy
@@ -58,7 +57,8 @@ def describe(
         tables.check_log(root, epochs)
     if report is not None and epochs and (why := _strange(report, epochs[-1], least_lsn)):
         report, server_error = None, CdcpipeError(why)
-    known = _known(recorded, end)
+    recorded = recorded.of_log(0 if end is None else end.lsn)
+    known = ladder.Known(recorded.lsn, recorded.time) if recorded.lsn else None
     keeps_account = bool(epochs) and epochs[-1].keeps_account
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
@@ -143,12 +143,6 @@ def _strange(report: SlotReport, epoch: Epoch, least_lsn: int) -> str:
         ends, ended = format_lsn(report.wal_lsn), format_lsn(least_lsn)
         return f"the WAL of this one ends at {ends}, before the log's end at {ended}: it is a copy or a standby, or has gone back"
     return ""
-
-
-def _known(recorded: Account, end: Position | None) -> ladder.Known | None:
-    """Return what the account says of the log, which ends at ``end``: nothing if the log lacks its newest segments."""
-    is_whole = end is not None and recorded.end_lsn <= end.lsn
-    return ladder.Known(recorded.lsn, recorded.time) if recorded.lsn and is_whole else None
 
 
 class Tables:

@@ -25,11 +25,11 @@ def reached_lsn(house: Warehouse, source: Source) -> int:
     if source.position is None:
         return 0
     try:
-        known_lsn = 0 if source.staging is None else account.read(source.staging).lsn
-        if source.staging is not None and known_lsn > source.position.lsn:
+        known = account.Account() if source.staging is None else account.read(source.staging)
+        if source.staging is not None and known.lsn > source.position.lsn:
             end, position = log_end(source.staging), house.source().position
             if end is not None and position is not None and position.lsn >= end.lsn:
-                return known_lsn
+                return known.of_log(end.lsn).lsn or source.position.lsn
     except (OSError, StagingError, DamagedFileError) as ex:
         _logger.info("cannot read the log in %s: %s", source.staging, ex)
     return source.position.lsn

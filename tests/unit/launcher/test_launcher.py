@@ -441,6 +441,26 @@ def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fa
     assert "lacks its newest segments" in caplog.text
 
 
+def test_a_server_that_was_restored_with_a_directory_without_its_newest_segments_has_not_gone_back(fake: Callable[..., Fake]):
+    """The streamer would take it for that: its WAL ends before the account of the lost segments."""
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: made.confirmed_lsn == 0x4000)
+    last = list_segments(made.staging)[-1]
+    for path in last.path.parent.glob(f"*{last.path.stem}*"):
+        path.unlink()
+    end = log_end(made.staging)
+    assert end is not None
+    (made.directory / "confirmed").unlink()
+    made.set_turns([*({} for _ in made.starts), {}, {"idle": "0/3000"}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: made.confirmed_lsn == 0x3000)
+    start = made.starts[-1]
+    assert start[start.index("--expect-lsn") + 1] == format_lsn(end.lsn)
+    assert account.read(made.staging).lsn == 0x3000  # what was confirmed was recorded
+    made.check(WORK)
+
+
 def test_a_gap_counts_from_the_moment_at_which_it_is_passed(fake: Callable[..., Fake]):
     """A gap that was found at the start used to count at the next reconnect only, days later."""
     made = fake(WORK)

@@ -20,6 +20,16 @@ def test_the_account_only_grows(tmp_path: Path):
     assert account.read(tmp_path).lsn == 0x100
 
 
+def test_an_account_of_a_log_that_had_more_says_nothing(tmp_path: Path):
+    assert account.record(tmp_path, 0x400, 0x300)
+    assert account.read(tmp_path).of_log(0x300).lsn == account.read(tmp_path).of_log(0x380).lsn == 0x400
+    assert account.read(tmp_path).of_log(0x2FF) == account.Account()
+    account.settle(tmp_path, 0x300)
+    assert account.read(tmp_path).lsn == 0x400
+    account.settle(tmp_path, 0x200)  # the log goes on there, and may become longer than the other one was
+    assert account.read(tmp_path).of_log(0x500).lsn == 0x200
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"lsn": "x"}', '{"lsn": null}'])
 def test_a_damaged_file_is_a_lost_account(tmp_path: Path, text: str):
     (tmp_path / "known.json").write_text(text)

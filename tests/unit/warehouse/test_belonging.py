@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import write_json
@@ -15,6 +16,7 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging
+from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.pgoutput_build import build
@@ -223,14 +225,26 @@ def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_p
     assert read_readers(staging)["tables"] == begin
 
 
+def test_how_far_the_tables_are_known_to_be_complete(made: Path) -> None:
+    """A directory that lacks its newest segments, such as a copy made while a launcher wrote, does not know it."""
+    house = Warehouse.existing(made / "warehouse")
+    source = house.source()
+    assert source.position is not None
+    lsn = source.position.lsn
+    assert reached_lsn(house, source) == lsn
+    for end_lsn, expected in (lsn, lsn + 0x500), (lsn + 0x100, lsn):
+        write_json(made / "staging/known.json", {"lsn": format_lsn(lsn + 0x500), "end": format_lsn(end_lsn)})
+        assert reached_lsn(house, source) == expected
+
+
 def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:
     house = Warehouse.existing(made / "warehouse")
     assert fed_tables(Warehouse(made / "new", "delta"), made / "staging") is None
     register_reader(made / "staging", "tables", Position(1, 0x9000))
-    for staging, reached_lsn in (made / "staging", 0x9000), (made / "new", 0):
+    for staging, lsn in (made / "staging", 0x9000), (made / "new", 0):
         tables = fed_tables(house, staging)
         assert tables is not None
-        assert (tables.name, tables.position, tables.reached_lsn) == (house.name, house.source().position, reached_lsn)
+        assert (tables.name, tables.position, tables.reached_lsn) == (house.name, house.source().position, lsn)
     assert copied_lsn(house) == 0
     for name, lsns in ("a", (100, 300)), ("b", (200, 250)):
         copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
