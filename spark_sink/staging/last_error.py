@@ -3,6 +3,8 @@
 The error stays there until a `run` or `land` ends without an error. Its time shows whether it is older than the launcher that runs
 now. While one process holds the directory's lock, other processes record nothing: the error of a second `run` that is refused must
 not look like an error of the first.
+
+`note` and `clear` raise no error of the system: it would be reported instead of the error, or of the good end, that they are for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _NAME = "last_error.json"
 
 def note(root: Path, command: str, error: BaseException) -> None:
     """Record an error, if the staging directory exists and no other process holds its lock."""
-    if not root.is_dir() or _is_in_use(root):
+    if _is_in_use(root):
         return
     found: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command}
     if isinstance(error, CdcpipeError):
@@ -38,7 +40,8 @@ def note(root: Path, command: str, error: BaseException) -> None:
     else:  # the text of another exception may contain values of rows
         found |= {"message": f"unexpected {type(error).__name__}", "hint": None, "exit_code": int(ExitCode.SYSTEM_ERROR)}
     try:
-        write_json(root / _NAME, found)
+        if root.is_dir():
+            write_json(root / _NAME, found)
     except OSError as ex:  # a full disk, perhaps the cause of the error itself, which the command still reports
         _logger.warning("cannot record the error in %s: %s", root, ex)
 
@@ -57,9 +60,11 @@ def _is_in_use(root: Path) -> bool:
     """Tell whether another process holds the directory's lock."""
     try:
         owner = lock_owner(root)
-    except DamagedFileError:  # what is no file has no lock, and the command's own error says so
+        return owner is not None and (owner.get("pid"), owner.get("host")) != (os.getpid(), socket.gethostname())
+    except PermissionError:  # the lock of another user
+        return True
+    except (DamagedFileError, OSError):  # no file, or a file system without locks: the command's own error says so
         return False
-    return owner is not None and (owner.get("pid"), owner.get("host")) != (os.getpid(), socket.gethostname())
 
 
 def read(root: Path) -> dict[str, Any] | None:
