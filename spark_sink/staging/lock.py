@@ -14,10 +14,10 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, open_file, read_json, write_json
 from spark_sink.files.lock import try_lock
-from spark_sink.files.system_hints import disk_hint_of, hint_of
+from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
-__all__ = ["lock", "lock_owner", "make_root", "owner_text", "try_file_system"]
+__all__ = ["lock", "lock_owner", "make_root", "owner_text", "sign", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
@@ -49,7 +49,7 @@ def make_root(root: Path) -> None:
 
 
 def lock(root: Path) -> int:
-    """Take the directory's lock, and write this process's id into it. Raises StagingError if another launcher holds the lock."""
+    """Take the directory's lock, and sign it. Raises StagingError if another launcher holds the lock."""
     path = root / "lock"
     try:
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
@@ -59,13 +59,7 @@ def lock(root: Path) -> int:
         raise StagingError(msg, hint=hint) from ex
     try:
         _LOCKING.call(lambda: _take(fd), _HeldError)
-        owner = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(owner).encode(), 0)
+        sign(fd)
     except _HeldError:
         os.close(fd)
         msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
@@ -75,6 +69,22 @@ def lock(root: Path) -> int:
         msg = f"cannot lock {path}: {ex.strerror or ex}"
         raise StagingError(msg, hint=disk_hint_of(ex) or _POSIX_HINT) from ex
     return fd
+
+
+def sign(fd: int) -> None:
+    """Write this process's id into the lock that it holds. On a full disk the lock keeps what it has: its holder may make room."""
+    owner = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    text = json.dumps(owner).encode()
+    try:
+        os.pwrite(fd, text, 0)
+        os.ftruncate(fd, len(text))
+    except OSError as ex:
+        if not is_full(ex):
+            raise
 
 
 class _HeldError(Exception):

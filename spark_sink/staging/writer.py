@@ -22,7 +22,6 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,11 +29,12 @@ import numpy as np
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
-from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory, named, write_json
+from spark_sink.files.local import fsync_directory, named, write_json
 from spark_sink.files.system_hints import THEN, hint_of, is_full
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.lock import lock, make_root, try_file_system
+from spark_sink.staging.leftovers import remove_empty_epochs, remove_leftovers
+from spark_sink.staging.lock import lock, make_root, sign, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
@@ -49,7 +49,7 @@ from spark_sink.staging.log import (
     open_name,
     segment_name,
 )
-from spark_sink.staging.readers import remove_consumed, remove_epoch
+from spark_sink.staging.readers import remove_consumed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,7 +147,8 @@ class StagingWriter:
     ) -> None:
         """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails.
 
-        If the disk is full, make room first: remove segments that all readers have read, except those that ``retention`` keeps.
+        If the disk is full, make room first: delete the leftovers of earlier launchers. If this is not enough, remove segments that
+        all readers have read, except those that ``retention`` keeps.
         """
         self.root = Path(root)
         self._hook = hook
@@ -165,12 +166,7 @@ class StagingWriter:
         self._lock_fd = lock(self.root)
         try:
             self._check_slot(slot)
-            try:
-                try_file_system(self.root)
-            except StagingError as ex:
-                if not is_full(ex) or not remove_consumed(self.root, retention):
-                    raise
-                try_file_system(self.root)
+            self._try_file_system(retention)
             self._check_log()
         except BaseException:
             os.close(self._lock_fd)
@@ -208,6 +204,20 @@ class StagingWriter:
         if epochs and epochs[-1].slot != slot:
             msg = f"{self.root} has the log of slot {epochs[-1].slot!r}, not of {slot!r}"
             raise StagingError(msg, hint=_OTHER_HINT)
+
+    def _try_file_system(self, retention: Retention | None) -> None:
+        for make_room in (remove_leftovers, lambda root: remove_consumed(root, retention)):
+            try:
+                try_file_system(self.root)
+                break
+            except StagingError as ex:
+                if not is_full(ex):
+                    raise
+            make_room(self.root)
+        else:
+            try_file_system(self.root)
+        with self._translated(self.root / "lock"):
+            sign(self._lock_fd)  # again: a full disk may have had no room for this, either
 
     def _check_log(self) -> None:
         """Check that the log is a chain, and that each segment ends at the LSN in its name."""
@@ -263,27 +273,9 @@ class StagingWriter:
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
         self._epoch, self._directory, self._start_lsn = epoch, directory, epoch.start_lsn
-        self._clean()
+        remove_empty_epochs(self.root, epoch.number)
+        remove_leftovers(self.root, epoch.number)
         return epoch
-
-    def _clean(self) -> None:
-        """Delete the leftovers of earlier launchers: open segments, half-written files, epochs without a sealed segment."""
-        assert self._epoch is not None
-        for path in self.root.glob(f"{TEMPORARY_PREFIX}*"):
-            path.unlink(missing_ok=True)
-        epochs = list_epochs(self.root)
-        # The chain of epochs needs these.
-        kept = {each.number for each in epochs if each.gap is not None or each.former_system_id is not None}
-        # A reader that is at the start of an empty epoch before a gap goes on from there.
-        kept |= {before.number for before, each in pairwise(epochs) if each.gap is not None}
-        for number in epoch_numbers(self.root):
-            if number < self._epoch.number:
-                names = [path.name for path in epoch_directory(self.root, number).iterdir()]
-                if not any(name.endswith(".cdc") for name in names) and number not in kept:
-                    remove_epoch(self.root, number)
-                for name in names:
-                    if name.endswith(".open") or name.startswith(TEMPORARY_PREFIX):
-                        (epoch_directory(self.root, number) / name).unlink(missing_ok=True)
 
     # --- filling ---
 

@@ -175,7 +175,7 @@ def test_the_hint_of_the_trial_fits_the_error(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("number", "hint"),
-    [(errno.EDQUOT, "quota"), (errno.EIO, "dmesg"), (errno.EROFS, "read-only"), (errno.ENOLCK, "a mounted object store cannot")],
+    [(errno.EIO, "dmesg"), (errno.EROFS, "read-only"), (errno.ENOLCK, "a mounted object store cannot")],
 )
 def test_the_hint_fits_what_keeps_the_lock_from_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
@@ -187,3 +187,15 @@ def test_the_hint_fits_what_keeps_the_lock_from_being_written(
     with pytest.raises(StagingError) as raised:
         staging_lock.lock(tmp_path)
     assert hint in str(raised.value.hint)
+
+
+def test_a_full_disk_does_not_keep_the_launcher_from_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        fd = staging_lock.lock(tmp_path)
+    staging_lock.sign(fd)  # as soon as it has made room
+    assert (lock_owner(tmp_path) or {}).get("pid") == os.getpid()
+    os.close(fd)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from spark_sink.staging.filler import Cut, SegmentFiller, Write
+from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import StagingError, list_segments
+from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Boundaries, Failpoint, Sealing, StagingWriter
 from support.pgoutput_stream import (
     encode_stream,
@@ -138,6 +140,46 @@ def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     server = Server(WORK)
     land(tmp_path, server)
     assert landed(tmp_path) == WORK
+
+
+class FullDisk:
+    """Makes the first launcher's open segments fill the disk: no file can be written while there is one in ``root``."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.fsync, self.pwrite = root, os.fsync, os.pwrite
+        monkeypatch.setattr(os, "fsync", lambda fd: self.check() or self.fsync(fd))
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, pos: self.check() or self.pwrite(fd, data, pos))
+
+    def check(self) -> None:
+        if list(self.root.glob("*/*.open")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_on_a_full_disk_a_start_first_deletes_open_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    server = Server(WORK)
+    with pytest.raises(Crash):
+        land(tmp_path, server, At(Failpoint.BEFORE_FSYNC, 2, Crash()))
+    assert list(tmp_path.glob("*/*.open"))
+    register_reader(tmp_path, "r", list_segments(tmp_path)[-1].end)
+    disk = FullDisk(tmp_path, monkeypatch)
+    with StagingWriter(tmp_path, slot="s"):
+        assert not list(tmp_path.glob("*/*.open"))
+        assert (lock_owner(tmp_path) or {}).get("pid") == os.getpid()
+    assert not (tmp_path / "removed.json").exists()  # no segment had to go
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    land(tmp_path, server)
+    assert landed(tmp_path) == WORK
+
+
+def test_a_start_deletes_what_killed_processes_have_left(tmp_path: Path):
+    land(tmp_path, Server(WORK))
+    (tmp_path / "readers").mkdir()
+    names = [".tmp-1", "000001/.tmp-2", "000001/.0000000000000100-0000000000000200.idx.47-11", "readers/.tmp-3", "readers/.tmp-4"]
+    for name in names:
+        (tmp_path / name).touch()
+    os.utime(tmp_path / names[-1], (0, 0))
+    land(tmp_path, Server(WORK))
+    assert [name for name in names if (tmp_path / name).exists()] == ["readers/.tmp-3"]  # its program may still be writing it
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
