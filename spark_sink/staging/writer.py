@@ -363,10 +363,11 @@ class StagingWriter:
             try:
                 self._pass(Failpoint.BEFORE_FSYNC)
                 os.fsync(sealing.fd)
+                self._pass(Failpoint.AFTER_FSYNC)
+                self._check_fence()
+                self._check_same(sealing)
             finally:
                 os.close(sealing.fd)
-            self._pass(Failpoint.AFTER_FSYNC)
-            self._check_fence()
             sealing.path.rename(path)
             self._pass(Failpoint.AFTER_RENAME)
             fsync_directory(self._directory)
@@ -381,6 +382,13 @@ class StagingWriter:
             msg = f"{self.root}: another launcher has taken over (epoch {newest}; this is {self._epoch.number})"
             self._failure = msg
             raise StagingError(msg, hint="run one launcher at a time; nothing is lost")
+
+    def _check_same(self, sealing: Sealing) -> None:
+        """Raise StagingError unless the file of this name is the one that was synced: a copy may lack its newest bytes."""
+        if not os.path.samestat(os.fstat(sealing.fd), sealing.path.stat()):
+            msg = f"{sealing.path} is not the file that this launcher has written: its directory was replaced while it ran"
+            self._failure = msg
+            raise StagingError(msg, hint=f"stop the launcher before you move, copy or restore its directory; {_NOTHING_LOST}")
 
     def _pass(self, failpoint: Failpoint) -> None:
         if self._hook is not None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +188,23 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     land(tmp_path, Server(WORK))
     assert landed(tmp_path) == WORK
+
+
+def test_a_copy_of_an_open_segment_is_not_sealed(tmp_path: Path):
+    """`mv staging old; cp -a old staging` while the launcher runs: the copy lacks what is written to the moved file after it."""
+    root, server = tmp_path / "staging", Server(WORK)
+    with StagingWriter(root, slot="s") as writer:
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        sealing = fill(writer, WORK)
+        root.rename(tmp_path / "old")
+        shutil.copytree(tmp_path / "old", root)
+        os.truncate(sealing.path, 10)
+        with pytest.raises(StagingError, match="is not the file that this launcher has written") as caught:
+            writer.seal(sealing)
+        assert "nothing is lost" in (caught.value.hint or "")
+    assert list_segments(root) == []
+    land(root, server)
+    assert landed(root) == WORK
 
 
 def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
