@@ -142,10 +142,17 @@ def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_p
             list_segments(tmp_path, Position(1, reached_lsn))
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "x" * 101, "a b", "é"])
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "-x", "x" * 101, "a b", "é"])
 def test_names_of_readers(tmp_path: Path, name: str):
     with pytest.raises(StagingError, match="not a reader's name"):
         register_reader(tmp_path, name, Position(1, 1))
+
+
+def test_a_hidden_file_is_no_reader(tmp_path: Path):
+    """docs/staging-format.md says so: it may be a half-written file of another program."""
+    register_reader(tmp_path, "r", Position(1, 2))
+    (tmp_path / "readers" / ".audit.json").write_text('{"position": "1:0/1"}')
+    assert read_readers(tmp_path) == {"r": (1, 2)}
 
 
 def test_a_damaged_reader_is_reported(tmp_path: Path):
