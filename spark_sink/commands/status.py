@@ -14,6 +14,7 @@ import cloup
 from click.core import ParameterSource
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.printable import printable_lines
 from cdcpipe.units import parse_seconds, parse_size, seconds_from
 from spark_sink.client.connection import connection_arguments
 from spark_sink.client.slot_monitor import SlotMonitor
@@ -219,10 +220,14 @@ def _show(
 
 
 def _write_page(path: Path, page: str) -> None:
-    """Write the page in one step: a browser never loads half of it."""
+    """Write the page in one step: a browser never loads half of it. A path in it may have bytes that are not UTF-8."""
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(printable_lines(page), encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _slot(root: Path) -> tuple[str, int]:

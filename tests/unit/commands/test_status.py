@@ -206,6 +206,14 @@ def test_a_place_that_is_not_there_is_a_mistake(pipeline: Path, commands: Forked
     assert "which is not here" in said
 
 
+def test_the_page_shows_a_path_that_is_not_utf_8(pipeline: Path, commands: ForkedCommands) -> None:
+    moved = os.fsdecode(os.fsencode(pipeline) + b"/moved\xff")
+    (pipeline / "staging").rename(moved)
+    commands.spark_cli("status", "--staging", moved, "--html", str(pipeline / "shop.html"))
+    assert "/moved\\xff" in (pipeline / "shop.html").read_text("utf-8")
+    assert not list(pipeline.glob("*.tmp"))
+
+
 def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path, commands: ForkedCommands) -> None:
     file = tmp_path / "shop.toml"
     file.write_text("[status]\ncheck = true\nmax-lag = 'soon'\n")
