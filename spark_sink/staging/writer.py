@@ -405,7 +405,9 @@ class StagingWriter:
         except OSError as ex:
             msg = f"cannot write {path}: {ex.strerror or ex}"
             self._failure = msg
-            raise StagingError(msg, hint=f"{hint_of(ex) or _DISK_HINT}; {_NOTHING_LOST}") from ex
+            is_gone = isinstance(ex, FileNotFoundError | NotADirectoryError)
+            hint = _GONE_HINT if is_gone else f"{hint_of(ex) or _DISK_HINT}; {_NOTHING_LOST}"
+            raise StagingError(msg, hint=hint) from ex
 
 
 def check_source(
@@ -436,6 +438,10 @@ _OTHER_HINT = (
 )
 _DISK_HINT = f"make room or repair the disk; {THEN}"
 _NOTHING_LOST = "nothing is lost, because only sealed segments were confirmed"
+_GONE_HINT = (
+    "it was removed, moved or unmounted while the launcher wrote there: put it back with all that was in it,"
+    f" {THEN}; the server does not send again what is in its segments"
+)
 
 
 def _write_epoch(path: Path, epoch: Epoch) -> None:

@@ -114,6 +114,20 @@ def test_the_hint_fits_the_error(tmp_path: Path, code: int, hint: str):
     assert (caught.value.hint or "").endswith("; nothing is lost, because only sealed segments were confirmed")
 
 
+def test_a_directory_that_was_removed_is_no_place_to_create(tmp_path: Path):
+    """Its segments are confirmed to the server, so "nothing is lost" is not true, and an empty directory is no help."""
+    with StagingWriter(tmp_path, slot="s") as writer:
+        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        filler = SegmentFiller(epoch.start_lsn, BIG)
+        operations = filler.feed(encode_stream(WORK[:3]), 0) + filler.finish()
+        shutil.rmtree(tmp_path)
+        with pytest.raises(StagingError) as caught:
+            seal_all(writer, operations)
+    hint = caught.value.hint or ""
+    assert hint.startswith("it was removed, moved or unmounted while the launcher wrote there: put it back")
+    assert "nothing is lost" not in hint
+
+
 @pytest.mark.parametrize("name", ["write", "fsync"])
 def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     with StagingWriter(tmp_path, slot="s") as writer:
