@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import sys
 import sysconfig
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_sink.spark.home import GATEWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["prepare_workers", "python_path", "stay_on_this_machine"]
+__all__ = ["naming_all_paths", "prepare_workers", "python_path", "stay_on_this_machine"]
 
 
 def stay_on_this_machine(settings: Mapping[str, str]) -> None:
@@ -51,3 +53,25 @@ def python_path() -> str:
     if root not in entries and root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         entries.insert(0, root)
     return os.pathsep.join(entries)
+
+
+@contextmanager
+def naming_all_paths() -> Iterator[None]:
+    """Give a JVM that starts inside a locale with which it can name every path that this process can name.
+
+    Python takes names of files as UTF-8 whatever the locale is, Java as the locale says. With ``LC_ALL=C``, or a locale that is not
+    installed on this machine, a JVM cannot open a path that is not ASCII; some of its calls write to another one instead, with
+    ``?`` in its name.
+    """
+    if sys.getfilesystemencoding() != "utf-8" or locale.getencoding().upper() == "UTF-8":
+        yield
+        return
+    before = os.environ.get("LC_ALL")
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_sink.client import guard
 from spark_sink.files.lock import share_with_child
+from spark_sink.spark.environment import naming_all_paths
 from spark_sink.spark.home import GATEWAY, without_zip
 from spark_sink.spark.jvm_output import JvmOutput
 
@@ -73,7 +74,7 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     _output = JvmOutput(holds=not _logger.isEnabledFor(logging.INFO), on_step=on_step)
     try:
-        with without_zip(settings["spark.master"]):
+        with naming_all_paths(), without_zip(settings["spark.master"]):
             kept = {"stderr": _output.writer, "pass_fds": [fd for lock in locks for fd in share_with_child(lock)]}
             gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, **kept}))
     finally:

@@ -1,7 +1,9 @@
 """The log of the session, and a command's message when a disk is full."""
 
+import os
 import random
 import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,14 @@ def test_an_option_that_spark_refuses(tmp_path: Path, option: str, value: str, r
 def test_a_logger_is_found_without_a_walk_of_the_stack(spark: Any) -> None:
     factory = spark._jvm.org.apache.logging.log4j.LogManager.getFactory()
     assert factory.getSelector().getClass().getSimpleName() == "BasicContextSelector"
+
+
+def test_java_writes_where_python_says_whatever_the_locale_is(tmp_path: Path) -> None:
+    """Java takes names of files as the locale says: with LC_ALL=C it made ``gr??e`` beside the directory."""
+    program = (
+        "import sys; from spark_sink import build_session; build_session(format='parquet').range(3).write.parquet(sys.argv[1])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "größe")]
+    done = subprocess.run(command, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["größe"]

@@ -1,11 +1,12 @@
 """The environment variables of Spark's processes with a local master."""
 
+import locale
 import os
 import sys
 
 import pytest
 
-from spark_sink.spark.environment import stay_on_this_machine
+from spark_sink.spark.environment import naming_all_paths, stay_on_this_machine
 from spark_sink.spark.home import GATEWAY
 
 
@@ -41,3 +42,19 @@ def test_under_spark_submit_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
     stay_on_this_machine({})
     assert "SPARK_LOCAL_HOSTNAME" not in os.environ
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "before", "inside"),
+    [("ANSI_X3.4-1968", "C", "C.UTF-8"), ("ANSI_X3.4-1968", None, "C.UTF-8"), ("UTF-8", "de_DE.UTF-8", "de_DE.UTF-8")],
+)
+def test_java_can_name_what_python_can_name(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, before: str | None, inside: str
+) -> None:
+    monkeypatch.setattr(locale, "getencoding", lambda: encoding)
+    monkeypatch.setenv("LC_ALL", before or "")
+    if before is None:
+        monkeypatch.delenv("LC_ALL")
+    with naming_all_paths():
+        assert os.environ["LC_ALL"] == inside
+    assert os.environ.get("LC_ALL") == before
