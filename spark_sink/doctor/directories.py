@@ -12,7 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -122,7 +122,8 @@ def _try(directory: Path, failures: dict[str, str]) -> float:
                 name.rename(renamed)
     finally:
         for each in (name, link, renamed):
-            each.unlink(missing_ok=True)
+            with suppress(OSError):  # a file system that is mounted read-only refuses this even where there is no such file
+                each.unlink()
     return ahead
 
 

@@ -9,8 +9,10 @@ import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from cdcpipe.errors import CdcpipeError
 from spark_sink.client import guard
 from spark_sink.files.lock import share_with_child
+from spark_sink.files.system_hints import hint_of
 from spark_sink.spark.environment import naming_all_paths
 from spark_sink.spark.home import GATEWAY, without_zip
 from spark_sink.spark.jvm_output import JvmOutput
@@ -75,12 +77,20 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
     _output = JvmOutput(holds=not _logger.isEnabledFor(logging.INFO), on_step=on_step)
     try:
         with naming_all_paths(), without_zip(settings["spark.master"]):
-            kept = {"stderr": _output.writer, "pass_fds": [fd for lock in locks for fd in share_with_child(lock)]}
+            kept = {"stderr": _output.writer, "pass_fds": _inherited(locks)}
             gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, **kept}))
     finally:
         _output.close_writer()
     atexit.register(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def _inherited(locks: Iterable[Path]) -> list[int]:
+    """Return the descriptors of the lock files for the JVM. If one can't be opened, that is no error of Spark."""
+    try:
+        return [fd for lock in locks for fd in share_with_child(lock)]
+    except OSError as ex:
+        raise CdcpipeError(f"{ex.filename}: {ex.strerror}", hint=hint_of(ex)) from ex
 
 
 def has_ended(timeout_s: float) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.commands.spark_options import warehouse_session
-from spark_sink.spark import session
+from spark_sink.spark import jvm, session
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -73,3 +73,14 @@ def test_the_end_of_the_jvm_at_the_start_of_the_session_is_the_error(start: Call
     error = session._start_error(ConnectionRefusedError(111, "Connection refused"), {"spark.master": "local[2]"}, {})
     assert error.message == "Spark did not start: its JVM has ended, and gave no reason"
     assert "lack of memory" in str(error.hint)
+
+
+def test_a_lock_that_cannot_be_opened_is_no_error_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one in a warehouse that is mounted read-only."""
+    monkeypatch.setattr("pyspark.SparkContext._gateway", None)
+    monkeypatch.setattr(jvm, "_output", None)
+    (tmp_path / "file").touch()
+    lock = tmp_path / "file/tables.lock"
+    with pytest.raises(CdcpipeError) as caught:
+        jvm.start({"spark.master": "local"}, None, [lock])
+    assert caught.value.message.endswith("/file: File exists")

@@ -227,6 +227,19 @@ def test_operations_that_fail_are_recorded(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_system_that_is_mounted_read_only_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It also refuses to delete a file that is not there."""
+
+    def refuse_all(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse_all)
+        patch.setattr(Path, "unlink", refuse_all)
+        found = directories.probe("warehouse", tmp_path)
+    judge(directories.place(found), "error … is not writable: Read-only file system")
+
+
 def test_a_lock_that_is_granted_twice_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     assert directories.probe("staging", tmp_path).failures == {"flock": ""}
