@@ -54,10 +54,13 @@ class _Command(ConfiguredCommand):
         is_check = "--check" in args
         try:
             return super().parse_args(ctx, args)
-        except click.UsageError as ex:
+        except (
+            click.UsageError,
+            CdcpipeError,
+        ) as ex:  # the latter for a directory that cannot be one, or that this user can't read
             if not is_check and not self._is_check_configured(ctx):
                 raise
-            click.echo(unknown(ex.format_message()).line)
+            click.echo(unknown(ex.format_message() if isinstance(ex, click.UsageError) else ex.message).line)
             ctx.exit(State.UNKNOWN)
 
     def _is_check_configured(self, ctx: click.Context) -> bool:

@@ -214,6 +214,18 @@ def test_the_page_shows_a_path_that_is_not_utf_8(pipeline: Path, commands: Forke
     assert not list(pipeline.glob("*.tmp"))
 
 
+def test_a_directory_that_is_refused_is_unknown(tmp_path: Path, commands: ForkedCommands) -> None:
+    """So is one that this user cannot read, but root can read all. Exit code 1 would be WARNING for a monitoring system."""
+    ended = commands.cdcpipe_spark("status", "--check", "--staging", "s3a://bucket/log")
+    assert (ended.code, ended.stderr) == (3, "")
+    assert ended.stdout.startswith(
+        "CDCPIPE UNKNOWN: s3a://bucket/log: --staging must be a directory of a local or mounted file system"
+    )
+    (tmp_path / "shop.toml").write_text("[status]\ncheck = true\nstaging = 's3a://bucket/log'\n")
+    assert commands.spark_cli("status", "--config", str(tmp_path / "shop.toml"), code=3).stdout == ended.stdout
+    commands.spark_cli("status", "--staging", "s3a://bucket/log", code=1)
+
+
 def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path, commands: ForkedCommands) -> None:
     file = tmp_path / "shop.toml"
     file.write_text("[status]\ncheck = true\nmax-lag = 'soon'\n")
