@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_sink.delta.log import TableEnd
+    from spark_sink.schema.table import Table
     from spark_sink.staging.log import Epoch, Position
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -37,6 +38,7 @@ __all__ = [
     "check_copies",
     "check_tables",
     "first_position",
+    "gone",
     "less_readable",
     "name_less_readable",
     "take_gaps",
@@ -116,11 +118,7 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     for table in tables:
         changelog, replica = house.changelog(table), house.replica(table)
         if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
-            raise WarehouseError(
-                f"the changelog of {table}, {changelog}, has gone, and with it what was in it",
-                hint=f"restore it; or copy the table's rows anew: {table.copying}; or, if it is not"
-                f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
-            )
+            raise gone(house, table)
         for path in (changelog, replica):
             end = ends[path]
             if end is not None and end.is_restored:
@@ -128,6 +126,16 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
                     purged_changes.record(house, table, end.lsn)
                 want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
     return ends
+
+
+def gone(house: Warehouse, table: Table) -> WarehouseError:
+    """Return the error for a table whose changelog has disappeared. A new one in its place would lack the changes before."""
+    changelog = house.changelog(table)
+    return WarehouseError(
+        f"the changelog of {table}, {changelog}, has gone, and with it what was in it",
+        hint=f"restore it; or copy the table's rows anew: {table.copying}; or, if it is not"
+        f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
+    )
 
 
 def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:

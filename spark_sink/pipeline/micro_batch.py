@@ -37,6 +37,7 @@ from spark_sink.changelog.writer import Target
 from spark_sink.client.keyless import keyless_text
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
+from spark_sink.pipeline.fit import gone
 from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
@@ -145,6 +146,8 @@ class KnownTables:
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         self._states: dict[Table, TableState] = {}
+        self._there: set[Table] = set()
+        """The tables whose changelogs this process has seen."""
         self._told: set[tuple[Table | str, str]] = {(name, _KEYLESS) for name in keyless_named}
 
     @property
@@ -182,6 +185,10 @@ class KnownTables:
     def __getitem__(self, table: Table) -> TableState:
         return self._states[table]
 
+    def found(self, tables: Iterable[Table]) -> None:
+        """Take note of tables that have changelogs. If one of these goes away, it is not made again without its changes."""
+        self._there.update(tables)
+
     def open(self, tables: Iterable[Table]) -> None:
         """Read the state of the tables that are not in the cache, several at the same time."""
         new = [table for table in tables if table not in self._states]
@@ -195,6 +202,12 @@ class KnownTables:
 
     def _read(self, table: Table) -> TableState:
         state, versions = self.changelogs.state(table), self.warehouse.versions(table)
+        if state is not None:
+            self._there.add(table)
+        elif table in self._there and (
+            versions or table == MESSAGES
+        ):  # without versions, a snapshot that was killed has taken it back
+            raise gone(self.warehouse, table)
         return TableState(state, versions, comments=read_comments(self.warehouse, table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
@@ -399,6 +412,7 @@ class MicroBatch:
         count = append.count + len(append.drops)
         self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)
         state.changelog = ChangelogState(state.files.schema, end.lsn)
+        self._tables.found([table])
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:

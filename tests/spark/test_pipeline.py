@@ -11,10 +11,11 @@ from typing import Any
 import postgres
 import pytest
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Insert
 from cdcpipe.sql import quote_identifier
+from spark_sink.changelog import writer
 from spark_sink.changelog.interface import Changelogs
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
@@ -22,6 +23,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.compaction import compact
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rows import UnsupportedError
+from spark_sink.pipeline import fit
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.replica.current import read_replica, register_views
@@ -501,6 +503,32 @@ def test_a_changelog_that_has_gone_is_not_begun_anew(spark: Any, tmp_path: Path)
             Pipeline(spark, log.root, tmp_path / "warehouse", checkpoint=checkpoint).process_available()
         assert "snapshot --table public.t; " in str(raised.value.hint)
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("module", "function"), [(fit, "check_tables"), (writer, "write")])
+def test_a_changelog_that_goes_while_the_pipeline_runs_is_not_begun_anew(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
+) -> None:
+    """The new one had the last changes only, and was taken for the whole changelog from then on."""
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    log.segment([described, Insert(None, 10, (b"1",))])
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+    pipeline.process_available()
+    path = pipeline.warehouse.changelog(Table("public", "t"))
+    log.segment([described, Insert(None, 10, (b"2",))])
+    call = getattr(module, function)
+
+    def remove_then(*arguments: Any) -> Any:
+        found = call(*arguments)
+        shutil.rmtree(path)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, function, remove_then)
+        with pytest.raises(CdcpipeError, match=r"changelog of public\.t, .* has gone"):
+            Pipeline(spark, log.root, tmp_path / "warehouse").process_available()
+    with pytest.raises(WarehouseError, match=r"changelog of public\.t, .* has gone"):
+        Pipeline(spark, log.root, tmp_path / "warehouse").process_available()
 
 
 def test_a_changelog_that_another_program_changes_again_and_again(
