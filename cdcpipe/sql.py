@@ -31,8 +31,12 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "quote_all_identifiers": "off",
     "standard_conforming_strings": "on",
     "client_min_messages": "notice",
+    # No command waits for other sessions' transactions, as each one may with "serializable", "deferrable" and read-only together. A
+    # standby refuses every command with "serializable".
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
 }
-"""Settings that decide how values look as text, and make the server send its warnings.
+"""Settings that decide how values look as text, make the server send its warnings, and let commands run without waiting.
 
 Every connection sets them, so that no setting of a role, a database or the environment changes them.
 """

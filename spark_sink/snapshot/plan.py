@@ -208,9 +208,11 @@ def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
     """Return libpq's conninfo string for sessions that read a snapshot. It overrides the session settings in ``parameters``."""
     # No time limit for a statement, because a chunk may be large. A limit for locks, so that waiting can be reported.
     settings = reading_rows(server_version) | {"lock_timeout": f"{_CHUNK_LOCK_TIMEOUT_MS}ms"}
+    # In this list a space ends a value, unless a backslash stands before it.
+    escaped_settings = ((name, value.replace("\\", r"\\").replace(" ", r"\ ")) for name, value in settings.items())
     options = [
         parameters.get("options", os.environ.get("PGOPTIONS", "")),
-        *(f"-c {name}={value}" for name, value in settings.items()),
+        *(f"-c {name}={value}" for name, value in escaped_settings),
     ]
     values = {**parameters, "client_encoding": "UTF8", "options": " ".join(filter(None, options))}
     values.setdefault("fallback_application_name", "cdcpipe")

@@ -36,6 +36,20 @@ def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Data
 
 
 @pytest.mark.parametrize("opened", [connected, connected_walsender])
+def test_a_role_whose_transactions_are_deferrable_waits_for_nobody(
+    database: postgres.Database, opened: Callable[..., AbstractContextManager[Connection]]
+) -> None:
+    """Such a transaction begins only when no serializable one of another session could disturb it."""
+    defaults = ("isolation=serializable", "read_only=on", "deferrable=on")
+    options = " ".join(f"-c default_transaction_{default}" for default in defaults)
+    with database.connect() as other, other.transaction():
+        other.execute("set transaction isolation level serializable")
+        other.execute("create table t (id int)")
+        with opened(connection_parameters([("dbname", database.dsn), ("options", options)])) as connection:
+            assert connection.execute("SELECT count(*) FROM pg_catalog.pg_class WHERE false", timeout_s=5.0) == [("0",)]
+
+
+@pytest.mark.parametrize("opened", [connected, connected_walsender])
 @pytest.mark.parametrize(
     ("given", "expected"), [("", (60, 10, 6, 120_000)), ("keepalives_idle=20 tcp_user_timeout=5000", (20, 10, 6, 5000))]
 )

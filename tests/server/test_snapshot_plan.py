@@ -47,6 +47,9 @@ HOSTILE_SETTINGS = {
     "intervalstyle": "sql_standard",
     "search_path": "public",
     "quote_all_identifiers": "on",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "default_transaction_deferrable": "on",
 }
 
 
@@ -181,7 +184,11 @@ def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) 
     role = f"alter role current_user in database {source.database.name}"
     source.sql(*(f"{role} set {name} = '{value}'" for name, value in HOSTILE_SETTINGS.items()))
     source.take()
-    table = source.tables()["t"]
+    with source.connection.transaction(force_rollback=True):  # a deferrable transaction would wait for its end
+        source.connection.execute("set transaction isolation level serializable")
+        source.connection.execute("set local idle_in_transaction_session_timeout = '20s'")
+        source.connection.execute("insert into t (id) values (-1)")
+        table = source.tables()["t"]
     assert all(chunk.packed_pages for chunk in table.chunks)
     taken = {row["id"]: row for row in source.rows(table)}
     by_row = {row["id"]: row for row in source.rows(unpacked(table))}

@@ -113,6 +113,14 @@ def test_from_creation_to_a_lost_slot(pair: Pair) -> None:
     assert "hot_standby_feedback = on" in err
 
 
+def test_a_role_whose_transactions_are_serializable_uses_a_standby(pair: Pair) -> None:
+    """A standby can't make such a transaction."""
+    options = ("-m", "options=-c default_transaction_isolation=serializable")
+    code, _, err = run_cli("slot", "-d", pair.arguments[1], "-S", "s", *options)
+    assert code == 8, err
+    assert "replication slot 's' does not exist" in err
+
+
 def test_a_snapshot_of_a_standby_is_exact(pair: Pair) -> None:
     """The snapshot has what committed before the slot's beginning, and the stream has the rest."""
     pair.on_primary.execute("create publication p for table t")
