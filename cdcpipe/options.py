@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdcpipe.exposition import parse_address
 from cdcpipe.logs import FORMATS
 from cdcpipe.publishing import KEYLESS, REFUSE
+from cdcpipe.sql import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "SLOT",
     "Option",
     "OptionGroup",
+    "check_names",
     "text_mistake",
     "usage_hint",
 ]
@@ -73,6 +75,17 @@ def usage_hint(arguments: Iterable[str], names: Collection[str], otherwise: str 
     return otherwise
 
 
+def check_names(_context: object, _parameter: object, value: Any) -> Any:
+    """Return the value of an option that names something on the server. It is a callback of ``click.option``.
+
+    Raises InvalidArgumentsError for a name that can't be one of the server's.
+    """
+    for name in value if isinstance(value, tuple) else (value,):
+        if name is not None:
+            check_name(name)
+    return value
+
+
 def _option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
@@ -96,11 +109,12 @@ CONNECTION: Final = OptionGroup(
     ),
 )
 
-SLOT: Final = _option("-S", "--slot", metavar="NAME", help="Use this logical replication slot.")
+SLOT: Final = _option("-S", "--slot", callback=check_names, metavar="NAME", help="Use this logical replication slot.")
 
 PUBLICATION: Final = _option(
     "--publication",
     "publications",
+    callback=check_names,
     multiple=True,
     metavar="NAME",
     help="Stream what this publication has, its name exactly as it is; repeatable.",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.sql import LONGEST_NAME
 
 __all__ = [
     "FULL",
@@ -32,8 +33,6 @@ __all__ = [
 REFUSE, INSERT_ONLY, FULL = "refuse", "insert-only", "full"
 KEYLESS: Final = (REFUSE, INSERT_ONLY, FULL)
 """How to publish tables that have no key: see `NewPublication`."""
-
-_LONGEST_NAME: Final = 63
 
 _QUOTE, _ANY, _DOT = '"', "*", "."
 
@@ -158,8 +157,8 @@ class NewPublication:
 def companion(publication: str) -> str:
     """Return the name of the publication that has the tables without a key, with ``--keyless insert-only``."""
     name = f"{publication}_keyless"
-    if len(name.encode()) > _LONGEST_NAME:
-        msg = f"--keyless insert-only needs a publication {name!r}, and a name has at most {_LONGEST_NAME} bytes"
+    if len(name.encode()) > LONGEST_NAME:
+        msg = f"--keyless insert-only needs a publication {name!r}, and a name has at most {LONGEST_NAME} bytes"
         raise InvalidArgumentsError(msg, hint="give the publication a shorter name")
     return name
 

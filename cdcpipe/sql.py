@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from cdcpipe.errors import InvalidArgumentsError
 
 __all__ = [
+    "LONGEST_NAME",
     "NO_SEARCH_PATH",
     "SESSION_SETTINGS",
     "TRIM_NUMBERS",
@@ -77,6 +78,27 @@ def reading_rows(server_version: int) -> dict[str, str]:
         "row_security": "off",
         **patient(server_version),
     }
+
+
+LONGEST_NAME = 63
+"""How many bytes of a name PostgreSQL keeps. It cuts a longer one off, and says nothing."""
+
+
+def check_name(text: str) -> None:
+    """Raise InvalidArgumentsError if something on the server can't have this whole name.
+
+    Two long names that begin alike are one name for the server: two consumers would share a slot, and each would miss changes.
+    """
+    if not text:
+        raise InvalidArgumentsError("a slot, a publication or a schema can't have an empty name")
+    written = text.encode(errors="replace")
+    if len(written) <= LONGEST_NAME:
+        return
+    cut = written[:LONGEST_NAME].decode(errors="ignore")
+    raise InvalidArgumentsError(
+        f"the name {text!r} is too long: PostgreSQL keeps {LONGEST_NAME} bytes of a name",
+        hint=f"give it a shorter name; if it is there already, the server calls it {cut!r}",
+    )
 
 
 def _refuse_nul(text: str) -> None:

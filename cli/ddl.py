@@ -11,6 +11,7 @@ import cloup
 
 from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.options import check_names
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
@@ -30,7 +31,12 @@ def _example(line: str) -> str:
 
 
 _publications = cloup.option(
-    "--publication", "publications", multiple=True, metavar="NAME", help="Describe the tables of this publication; repeatable."
+    "--publication",
+    "publications",
+    callback=check_names,
+    multiple=True,
+    metavar="NAME",
+    help="Describe the tables of this publication; repeatable.",
 )
 
 
@@ -57,6 +63,7 @@ def command() -> None:
     "Capture",
     cloup.option(
         "--schema",
+        callback=check_names,
         metavar="NAME",
         default=ddl.DEFAULT_SCHEMA,
         show_default=True,
@@ -110,7 +117,14 @@ def remove(**connection: Any) -> None:
 @connection_options
 @cloup.option_group(
     "Report",
-    cloup.option("--publication", "publications", multiple=True, metavar="NAME", help="Look at this publication, too; repeatable."),
+    cloup.option(
+        "--publication",
+        "publications",
+        callback=check_names,
+        multiple=True,
+        metavar="NAME",
+        help="Look at this publication, too; repeatable.",
+    ),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
 )
 def status(*, publications: tuple[str, ...], as_json: bool, **connection: Any) -> ExitCode:

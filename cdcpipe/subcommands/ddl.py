@@ -7,6 +7,7 @@ database, or else by its function ``ddl_settings``.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def install(connection: Connection, schema: str, settings: script.Settings, publ
     found = find(connection)
     if found is not None and found.schema != schema:
         msg = f"DDL capture is installed already, in the schema {found.schema!r}"
-        raise InitError(msg, hint=f"--schema {found.schema} keeps it there, cdcpipe ddl remove removes it")
+        raise InitError(msg, hint=f"--schema {shlex.quote(found.schema)} keeps it there, cdcpipe ddl remove removes it")
     if found is not None and found.settings is not None and found.settings.version > settings.version:
         msg = f"DDL capture of the later version {found.settings.version} is installed; this program has version {settings.version}"
         raise InitError(msg, hint="use the later version of cdcpipe, or cdcpipe ddl remove first")

@@ -48,6 +48,13 @@ USAGE = [
     (["-S", "s", "--create-timeout", "5"], "goes with -c"),
     (["prepare", "-S", "s", "--create-timeout", "0"], "goes with -c"),
     (["-S", "s", "--table", "nodot"], "SCHEMA.NAME"),
+    # The server would cut the name off: another long name could mean the same slot.
+    (["-S", "s" * 64, "-c"], f"the server calls it '{'s' * 63}'"),
+    (["slot", "-S", "s" * 64], "PostgreSQL keeps 63 bytes of a name"),
+    (["prepare", "-S", "s", "--publication", "ü" * 32, "-c"], f"the server calls it '{'ü' * 31}'"),
+    (["prepare", "-S", "s", "--publication", "", "-c"], "empty name"),
+    (["ddl", "install", "--schema", "s" * 64], "PostgreSQL keeps 63 bytes of a name"),
+    (["ddl", "install", "--publication", "s" * 64], "PostgreSQL keeps 63 bytes of a name"),
     (["nonsense"], "nonsense"),
     (["-S", "s", "-publication", "shop"], "--publication has two hyphens"),
     (["prepare", "-slot=s", "--publication", "shop"], "--slot has two hyphens"),
