@@ -111,9 +111,14 @@ class Connection:
 
     @property
     def address(self) -> dict[str, str]:
-        """The connected server, as libpq's parameters. It is one server, even if the user listed several."""
+        """The connected server, as libpq's parameters. It is one server, even if the user listed several.
+
+        It has an IP address only if the user gave one: then nobody need be able to look up the host's name.
+        """
         pgconn = self._pgconn
         values = {"host": pgconn.host, "port": pgconn.port, "user": pgconn.user, "dbname": pgconn.db}
+        if effective_parameters(self._settings).get("hostaddr"):
+            values["hostaddr"] = pgconn.hostaddr
         return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
 
     @property

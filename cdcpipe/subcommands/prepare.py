@@ -199,12 +199,21 @@ def exporting(
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
-            given = {name: value for name, value in config.parameters.items() if name != "hostaddr"}
-            parameters = network_defaults(effective_parameters(given)) | given
+            parameters = _for_other_processes(config.parameters)
             with telling_of_new_slot(slot):
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
                 preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
+
+
+def _for_other_processes(given: Mapping[str, str]) -> dict[str, str]:
+    """Return libpq's parameters for sessions of other processes, without the server's address. These may set more ``options``.
+
+    libpq takes the options of the environment or of a service file only if none are given with a connection.
+    """
+    effective = effective_parameters(given)
+    options = {name: value for name, value in effective.items() if name == "options"}
+    return network_defaults(effective) | {name: value for name, value in given.items() if name != "hostaddr"} | options
 
 
 def read_stream_arguments(fd: int) -> list[str]:

@@ -17,7 +17,6 @@ A chunk is a range of a table's pages. Its number of rows is not known before it
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -211,7 +210,7 @@ def conninfo(parameters: Mapping[str, str], server_version: int) -> str:
     # In this list a space ends a value, unless a backslash stands before it.
     escaped_settings = ((name, value.replace("\\", r"\\").replace(" ", r"\ ")) for name, value in settings.items())
     options = [
-        parameters.get("options", os.environ.get("PGOPTIONS", "")),
+        parameters.get("options", ""),
         *(f"-c {name}={value}" for name, value in escaped_settings),
     ]
     values = {**parameters, "client_encoding": "UTF8", "options": " ".join(filter(None, options))}

@@ -536,6 +536,37 @@ def test_a_snapshot_that_is_gone(source: Source) -> None:
         open_snapshot(connection, export.name)
 
 
+def test_connections_that_copy_rows_have_the_options_of_a_service_file(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    service = source.directory / "service.conf"
+    place = source.database.tcp_dsn.replace(" ", "\n")
+    service.write_text(f"[shop]\n{place}\noptions=-c role=pg_read_all_data\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(service))
+    with closing(export_as(source, "service=shop")) as export:
+        assert asked(export, "current_user::text") == "pg_read_all_data"
+
+
+def test_connections_that_copy_rows_need_no_name_of_a_host_with_an_address(source: Source) -> None:
+    """The name may be there only for the server's certificate."""
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    place = source.database.tcp_dsn.replace("host=", "host=db.invalid hostaddr=")
+    with closing(export_as(source, place)) as export:
+        assert asked(export, "host(inet_server_addr())") == "127.0.0.1"
+
+
+def export_as(source: Source, place: str) -> ExportedSnapshot:
+    return ExportedSnapshot(source.config(connection=("-d", place)), lambda: False, source.directory / "export")
+
+
+def asked(export: ExportedSnapshot, expression: str) -> Any:
+    with (
+        closing(open_snapshot(conninfo(export.connection, export.prepared.server_version), export.name)) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(f"SELECT {expression}")
+        return cursor.fetchone()[0]
+
+
 def test_connections_that_copy_rows_notice_a_dead_network(source: Source) -> None:
     source.sql("create table t (id int primary key)", "create publication p for table t")
     tcp = ("-d", f"{source.database.tcp_dsn} keepalives_idle=20")
