@@ -37,6 +37,7 @@ _OF_WRONG_PARAMETER = {
     "invalid port number": "port",
     "could not match": "host",
     "weak sslmode": "sslmode",
+    "invalid SSL protocol version range": "ssl_min_protocol_version",
     "definition of service": "service",
     "service file": "service",
 }
@@ -47,8 +48,18 @@ _OF_PARAMETER = {
     "server does not support SSL": "sslmode",
     "root certificate file": "sslrootcert",
     "authentication method requirement": "require_auth",
+    "channel binding required": "channel_binding",
+    "requirepeer specifies": "requirepeer",
+    "GSSAPI encryption required": "gssencmode",
+    "without a valid SSL certificate": "sslcertmode",
+    "private key file": "sslkey",
 }
 """The parts of libpq's other messages that a parameter causes."""
+
+_CLIENT_CERTIFICATE = re.compile(
+    "requires a valid client certificate|certificate authentication failed|alert (?:unknown ca|bad certificate|certificate)"
+)
+"""Messages for a certificate of ours that the server does not take. The alerts are those of TLS."""
 
 
 _OF_REFUSAL = [
@@ -61,6 +72,18 @@ _OF_REFUSAL = [
                 " (VALID UNTIL), and the user (-U, PGUSER)"
             ),
         ),
+        (
+            "(?:Peer|Ident) authentication failed",
+            (
+                "connect as the user that the name of the system's user stands for (-U, PGUSER; pg_ident.conf), or over TCP"
+                " (-h localhost) if pg_hba.conf takes a password there"
+            ),
+        ),
+        (
+            "GSSAPI|Kerberos|SSPI",
+            "get a Kerberos ticket (kinit), and check user (-U, PGUSER), host (-h) and krbsrvname",
+        ),
+        (r"\w+ authentication failed", "check the user (-U, PGUSER), its password, and the method that pg_hba.conf asks for"),
         ("password", HINTS[sqlstate.INVALID_PASSWORD]),
         ("too many connections for role", "raise the role's limit: ALTER ROLE name CONNECTION LIMIT …"),
         ("too many connections for database", "raise the database's limit: ALTER DATABASE name CONNECTION LIMIT …"),
@@ -94,6 +117,14 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
         variable = _SETTING_VARIABLES.get(setting[1].lower(), "")
         given = f"the environment variable {variable}" if variable in os.environ else where_given("options", settings)
         return f"correct {setting[1]} in {given}"
+    if _CLIENT_CERTIFICATE.search(message):
+        given = where_given("sslcert", settings)
+        return f"the server takes no connection with this client certificate, or without one: correct {given}, and sslkey"
+    if "certificate verify failed" in message:
+        given = where_given("sslrootcert", settings)
+        return f"the server's certificate has expired, or no authority in sslrootcert has signed it: renew it, or correct {given}"
+    if "does not match host name" in message:
+        return "name the host as the server's certificate does (-h); -m hostaddr=… gives an address that this name does not have"
     if _OTHER_KIND.search(message):
         given = where_given("target_session_attrs", settings)
         return f"no server that answers is of the kind that target_session_attrs asks for: start one, or correct {given}"

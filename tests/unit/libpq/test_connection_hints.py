@@ -20,6 +20,10 @@ REFUSED = [
     ({"keepalives_idle": "Mars"}, "correct keepalives_idle, which -m or -d gives"),
     ({"target_session_attrs": "Mars"}, "correct target_session_attrs, which -m or -d gives"),
     ({"ssl_min_protocol_version": "Mars"}, "correct ssl_min_protocol_version, which -m or -d gives"),
+    (
+        {"ssl_min_protocol_version": "TLSv1.3", "ssl_max_protocol_version": "TLSv1.2"},
+        "correct ssl_min_protocol_version, which -m or -d gives",
+    ),
 ]
 
 
@@ -88,6 +92,12 @@ REFUSALS = [
     ("permission denied to start WAL sender", "ALTER ROLE name REPLICATION"),
     ('no pg_hba.conf entry for host "[local]", user "u", database "d", no encryption', "pg_hba.conf"),
     ("the database system is starting up", "starting up"),
+    ('Peer authentication failed for user "u"', "pg_ident.conf"),
+    ('Ident authentication failed for user "u"', "pg_ident.conf"),
+    ('LDAP authentication failed for user "u"', "the method that pg_hba.conf asks for"),
+    ('GSSAPI authentication failed for user "u"', "kinit"),
+    ("connection requires a valid client certificate", "sslcert"),
+    ('certificate authentication failed for user "u"', "sslcert"),
     ('could not access file "nolib": No such file or directory', "session_preload_libraries"),
     ('could not access file "$libdir/plugins/nolib": No such file or directory', "local_preload_libraries"),
     ('could not load library "/lib/x.so": /lib/x.so: undefined symbol: y', "session_preload_libraries"),
@@ -99,6 +109,35 @@ REFUSALS = [
 def test_a_session_that_the_server_refuses_has_a_hint_of_its_own(refusal: str, hint: str) -> None:
     """The messages are those of PostgreSQL 14 to 18."""
     assert hint in connection_hint(f'connection to server at "127.0.0.1", port 5432 failed: FATAL:  {refusal}', NOBODY)
+
+
+OF_LIBPQ = [
+    ("SSL error: certificate verify failed", "correct sslrootcert, which -m or -d gives"),
+    (
+        'server certificate for "db1" does not match host name "127.0.0.1"',
+        "as the server's certificate does (-h)",
+    ),
+    ("SSL error: tlsv1 alert unknown ca", "correct sslcert"),
+    ("SSL error: ssl/tls alert certificate expired", "correct sslcert"),
+    ('certificate present, but not private key file "no.key"', "correct sslkey"),
+    ('private key file "k" has group or world access; file must have permissions u=rw (0600) or less', "correct sslkey"),
+    ('could not load private key file "ca.key": key values mismatch', "correct sslkey"),
+    ("channel binding required, but server authenticated client without channel binding", "correct channel_binding"),
+    ("server accepted connection without a valid SSL certificate", "correct sslcertmode"),
+    ('requirepeer specifies "x", but actual peer user name is "postgres"', "correct requirepeer"),
+    ("GSSAPI encryption required but no credential cache", "correct gssencmode"),
+    ("GSSAPI continuation error: No credentials were supplied: No Kerberos credentials available", "kinit"),
+    ("fe_sendauth: no password supplied", "PGPASSWORD"),
+]
+
+
+@pytest.mark.parametrize(("message", "hint"), OF_LIBPQ)
+def test_a_server_that_libpq_refuses_has_a_hint_of_its_own(message: str, hint: str) -> None:
+    """The server is up, and host, port and database are right."""
+    settings = NOBODY | {"sslrootcert": "ca.crt"}
+    found = connection_hint(f'connection to server at "127.0.0.1", port 5432 failed: {message}', settings)
+    assert hint in found
+    assert "that the server is up" not in found
 
 
 def test_a_user_id_without_a_name_is_told_to_name_the_user() -> None:
