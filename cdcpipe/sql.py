@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from cdcpipe.errors import InvalidArgumentsError
 
 __all__ = [
+    "LOGIN_ROLE",
     "LONGEST_NAME",
     "NO_SEARCH_PATH",
     "SESSION_SETTINGS",
@@ -47,6 +48,12 @@ NO_SEARCH_PATH: Mapping[str, str] = {"search_path": ""}
 
 Otherwise a user who may create functions in a schema of the search path, such as ``public``, could have them run with this
 program's rights: an operator ``public.>= (oid, integer)`` fits ``c.oid >= 16384`` better than PostgreSQL's own.
+"""
+
+LOGIN_ROLE: Mapping[str, str] = {"role": "none"}
+"""The setting of every walsender's session: it has the rights of the role that has connected, which has REPLICATION.
+
+Another role that takes its place (ALTER ROLE … SET role) does not inherit this attribute, and could create no slot.
 """
 
 _TRANSACTION_TIMEOUT_SINCE = 170000

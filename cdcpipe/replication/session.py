@@ -9,7 +9,7 @@ from cdcpipe.errors import ConnectionClosedError, ConnectionParameterError, Init
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
-from cdcpipe.sql import NO_SEARCH_PATH, SESSION_SETTINGS, patient
+from cdcpipe.sql import LOGIN_ROLE, NO_SEARCH_PATH, SESSION_SETTINGS, patient
 
 __all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "initialising"]
 
@@ -48,13 +48,13 @@ def connect_walsender(
     *,
     while_waiting: Callable[[], None] | None = None,
 ) -> Walsender:
-    """Open a walsender's connection, with the settings of `connect` except the search path, and more ``settings``.
+    """Open a walsender's connection, with the settings of `connect` except the search path, `LOGIN_ROLE`, and more ``settings``.
 
     A walsender runs no SQL. Its search path decides whether names in values (regclass, ...) have a schema.
     """
     with initialising():
         walsender = Walsender(parameters, while_waiting=while_waiting)
-        _pin(walsender, settings or {})
+        _pin(walsender, {**LOGIN_ROLE, **(settings or {})})
     return walsender
 
 

@@ -20,6 +20,7 @@ from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.commands import create_replication_slot
+from cdcpipe.replication.slots import as_login_role
 from cdcpipe.sql import quote_literal
 
 __all__ = ["ExportedSnapshot", "NewSlot", "check_creatable", "create_slot", "export_snapshot"]
@@ -81,7 +82,7 @@ def create_slot(connection: Connection, new: NewSlot) -> bool:
     sql = f"SELECT pg_create_logical_replication_slot({quote_literal(new.name)}, {quote_literal(new.plugin)}{failover})"
     started_at = time.monotonic()
     try:
-        with _advising(new):
+        with _advising(new), as_login_role(connection):
             connection.execute(sql, timeout_s=NO_LIMIT if new.timeout_s is None else new.timeout_s)
     except ServerError as ex:
         if ex.sqlstate == sqlstate.DUPLICATE_OBJECT:

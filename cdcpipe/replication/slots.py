@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdcpipe import sqlstate
@@ -26,6 +27,7 @@ from cdcpipe.units import format_size
 __all__ = [
     "FAILOVER_SINCE",
     "Slot",
+    "as_login_role",
     "check_free",
     "check_no_gap",
     "check_no_gap_before",
@@ -184,11 +186,24 @@ def _check_not_lost(slot: Slot) -> None:
         raise LostSlotError(msg, hint=f"drop the slot ({drop}), create a new one and copy the tables anew; {prevention}")
 
 
+@contextmanager
+def as_login_role(connection: Connection) -> Iterator[None]:
+    """Run commands on slots as the role that has connected, which has REPLICATION. `cdcpipe.sql.LOGIN_ROLE` says why."""
+    connection.execute("SET role = none")
+    try:
+        yield
+    except ServerError:
+        connection.execute("RESET role")
+        raise
+    connection.execute("RESET role")
+
+
 def drop_lost(connection: Connection, slot: Slot) -> None:
     """Drop a slot that is lost. Raises InitError if the server refuses it."""
     log.warning("replication slot %r is lost: it is dropped and made anew", slot.name)
     try:
-        connection.execute(f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})")
+        with as_login_role(connection):
+            connection.execute(f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})")
     except ServerError as ex:
         raise InitError(f"replication slot {slot.name!r} is lost and could not be dropped: {ex.message}", hint=ex.hint) from ex
 

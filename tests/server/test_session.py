@@ -9,11 +9,11 @@ import pytest
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.session import connected, connected_walsender
-from cdcpipe.sql import NO_SEARCH_PATH, SESSION_SETTINGS, patient
+from cdcpipe.sql import LOGIN_ROLE, NO_SEARCH_PATH, SESSION_SETTINGS, patient
 from support.tcp_options import tcp_options
 
 
-@pytest.mark.parametrize(("opened", "more"), [(connected, NO_SEARCH_PATH), (connected_walsender, {})])
+@pytest.mark.parametrize(("opened", "more"), [(connected, NO_SEARCH_PATH), (connected_walsender, LOGIN_ROLE)])
 def test_all_settings_are_made_in_one_round_trip(
     any_pg: postgres.Cluster, opened: Callable[..., AbstractContextManager[Connection]], more: dict[str, str]
 ) -> None:
@@ -31,7 +31,7 @@ def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Data
     parameters = connection_parameters([("dbname", database.dsn), ("application_name", "pinned one by one")])
     with connected_walsender(parameters) as connection, database.connect() as other:
         found = other.execute("select query from pg_stat_activity where application_name = 'pinned one by one'").fetchone()
-        assert found == ("SET \"idle_session_timeout\" = '0'",)
+        assert found == ("SET \"role\" = 'none'",)
         assert connection.execute("SHOW extra_float_digits") == [("3",)]
 
 

@@ -346,3 +346,16 @@ def rows_of_snapshot(on: PublishedDatabase, snapshot: str) -> list[Any]:
         other.execute("set transaction isolation level repeatable read")
         other.execute(f"set transaction snapshot '{snapshot}'")
         return other.execute("select id from t order by 1").fetchall()
+
+
+def test_a_role_that_another_one_takes_the_place_of_makes_a_slot(on: PublishedDatabase) -> None:
+    """The other one does not inherit the attribute REPLICATION."""
+    login, owner = f"{on.database.name}_login", f"{on.database.name}_owner"
+    on.sql(f"create role {owner}; create role {login} login replication in role {owner}; alter role {login} set role = {owner}")
+    try:
+        code, _, err = run_cli("prepare", "-d", on.database.dsn, "-U", login, "-S", f"{on.slot}_2", "--publication", "p", "-c")
+        assert (code, err) == (0, "")
+        assert on.value(f"select count(*) from pg_replication_slots where slot_name = '{on.slot}_2'") == 1
+    finally:
+        on.sql(f"select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = '{on.slot}_2'")
+        on.sql(f"drop role {login}; drop role {owner}")
