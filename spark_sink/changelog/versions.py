@@ -84,7 +84,7 @@ def _insert(versions: Sequence[Version], version: Version) -> list[Version]:
 
 
 class TableVersions:
-    """Records the versions of a warehouse's tables.
+    """Finds the versions of a warehouse's tables.
 
     ``keys`` are the keys that the user has named (`pipeline.Pipeline`). With ``drops_columns`` a version names the columns that are
     gone (changelog/gone_columns.py). Without it no more columns go.
@@ -109,7 +109,7 @@ class TableVersions:
         self.names = Names()
         """The names of the tables, in the last micro-batch."""
 
-    def record_new(
+    def with_new(
         self,
         table: Table,
         known: Sequence[Version],
@@ -118,7 +118,9 @@ class TableVersions:
         before: StructType | None,
         columns: StructType,
     ) -> list[Version]:
-        """Record the versions beyond ``done_lsn``, before a change to which they apply is written. Returns all versions.
+        """Return all versions: those beyond ``done_lsn`` are added. The tables that need a copy are recorded (wanted_copies.py).
+
+        The caller writes them before a change to which they apply, and after the changelog has the columns that they name.
 
         ``known`` are the versions recorded before. ``columns`` are the changelog's columns; it had ``before`` so far. A known
         version beyond ``done_lsn`` is from a snapshot, or from an attempt whose changes did not get into the changelog. The latter
@@ -140,8 +142,6 @@ class TableVersions:
             self._warehouse.masks.check_key(relation.namespace, relation.name, columns_now, key)
             version = version_of(use.end_lsn, ordinal, relation, columns, key, fills)
             versions = _insert(versions, replace(version, gone=self._gone(table, use, before_it, columns)))
-        if versions != known:
-            self._warehouse.write_versions(table, versions)
         return versions
 
     def _gone(self, table: Table, use: Use, before_it: Sequence[Version], columns: StructType) -> tuple[str, ...]:

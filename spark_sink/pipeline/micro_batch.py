@@ -350,19 +350,23 @@ class MicroBatch:
             self._names.forget_histories(altered)
 
     def _prepare(self, table: Table) -> _Append:
-        """Prepare a changelog for the changes that the segments have for it: record its versions and open it for new files."""
+        """Prepare a changelog for the changes that the segments have for it: open it for new files and record its versions."""
         state, warehouse = self._tables[table], self._tables.warehouse
         before = state.versions, None if state.changelog is None else state.changelog.schema
+        versions = state.versions
         if table == MESSAGES:
             schema = MESSAGE_SCHEMA
         else:
             columns, uses = self._columns(table), self.contents[table].uses
             self._check_masks(table, [use for use in uses if use.last_lsn > state.done_lsn])
-            state.versions = self._tables.versions.record_new(table, state.versions, uses, state.done_lsn, state.columns, columns)
-            if state.versions and not state.versions[-1].key:
+            versions = self._tables.versions.with_new(table, versions, uses, state.done_lsn, state.columns, columns)
+            if versions and not versions[-1].key:
                 self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
             schema = typed_schema(columns)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
+        if versions != state.versions:  # only now: a reader of a version finds the columns that it names
+            warehouse.write_versions(table, versions)
+            state.versions = versions
         count = self.contents[table].count
         if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
             count = find(self._segments, state.done_lsn).by_table(self._home).get(table, Contents()).count

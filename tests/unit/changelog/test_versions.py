@@ -126,7 +126,7 @@ def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
     versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
-    noted = versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    noted = versions.with_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     assert noted[-1].fills == tuple(fills)
     assert [each.why for each in waiting(warehouse)] == [
         f"the stream does not have the values of earlier rows in {name}" for name in unknown
@@ -235,7 +235,7 @@ def test_earlier_values_that_a_mask_hides_since_a_rename(
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
     versions = TableVersions(warehouse, history, PublishedTables(None))
     versions.names = Names([Naming((30, 0), 1, TABLE, Table(schema, "t"), TABLE)]) if schema != "public" else Names()
-    noted = versions.record_new(TABLE, [known], [Use(30, 0, relations[1], 30)], 20, columns, columns)
+    noted = versions.with_new(TABLE, [known], [Use(30, 0, relations[1], 30)], 20, columns, columns)
     assert set(noted[-1].fills) == set(fills)
     is_hidden = any(fill == Fill(fill.column) for fill in fills)
     assert any("since a rename, a mask applies to" in each.why for each in waiting(warehouse)) == is_hidden
@@ -325,7 +325,7 @@ def test_a_type_that_does_not_hold_the_values_of_a_snapshot(tmp_path: Path) -> N
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
     versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
-    versions.record_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
+    versions.with_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     [wanted] = waiting(warehouse)
     assert (wanted.why, wanted.reasons[0].since_lsn) == ("earlier values of a are in columns of the old type", 30)
 
@@ -336,7 +336,7 @@ def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
     history = Renamed(SchemaVersion(30, 0, table("id a"), None))
     versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
     columns = merge_columns(None, [table("id a")])
-    noted = versions.record_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
+    noted = versions.with_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
     assert noted[-1].fills == (Fill("a"),)
 
 
@@ -370,7 +370,7 @@ def test_a_key_that_the_catalog_has_of_another_time(
     columns = merge_columns(None, [full])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
     versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
-    noted = versions.record_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
+    noted = versions.with_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
 
 
