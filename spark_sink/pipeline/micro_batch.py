@@ -51,7 +51,7 @@ from spark_sink.schema.types import (
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import dropped_tables
+from spark_sink.warehouse import dropped_tables, landed_snapshots
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -270,6 +270,7 @@ class MicroBatch:
         self.contents = self._found.by_table(self._home)
         add_described_uses(self.contents, self._ddl, self._tables.history, self._tables.names)
         self._tables.open(self.contents)
+        self._take_back_copies()
         self._tables.history.record_new(self.contents, self._fields, self._segments)
         self._add_dropped()
         self._want_copies()
@@ -281,6 +282,19 @@ class MicroBatch:
                 f"changelogs in {self._tables.warehouse.name} were changed by another program each time that changes were written",
                 hint="stop the program that alters these tables, and start again; nothing is lost",
             ) from ex
+
+    def _take_back_copies(self) -> None:
+        """Take back the first copies that have failed while they were landed, of tables that get their changelogs here.
+
+        With a changelog that lacks the copied rows they would count as complete.
+        """
+        warehouse, new = self._tables.warehouse, [table for table in self.contents if self._tables[table].changelog is None]
+        for table, position in landed_snapshots.unfinished(warehouse) if new else ():
+            if table in new:
+                _logger.warning("a copy of %s ended before its rows were in the changelog: nothing of it is kept", table)
+                want_copy(warehouse, table, position.lsn, "a copy of its rows was killed")
+                landed_snapshots.take_back(warehouse, table)
+                self._tables[table].versions = []
 
     def _add_dropped(self) -> None:
         """Add the tables that were dropped to the contents, if they have changelogs."""

@@ -184,11 +184,12 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
     """Finish the snapshots that a killed process left unfinished.
 
     If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept: the table
-    must not count as copied.
+    must not count as copied. Only an empty table has a complete first snapshot without a row: a micro-batch makes no changelog
+    before it has taken back what is unfinished (pipeline/micro_batch.py).
     """
     for table, position in landed_snapshots.unfinished(warehouse):
         if not warehouse.has_changelog(table):
-            warehouse.forget(table)
+            landed_snapshots.take_back(warehouse, table)
         elif _has_rows_of(spark, warehouse, table, position):
             if warehouse.format.keeps_replicas:
                 remake(spark, warehouse, table, position)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, read_json, remove_tree, write_json
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import encode_name
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["adds_rows", "record_end", "record_start", "unfinished"]
+__all__ = ["adds_rows", "record_end", "record_start", "take_back", "unfinished"]
 
 
 def record_start(house: Warehouse, table: Table, position: Position, *, adds_rows: bool = False) -> None:
@@ -35,6 +35,16 @@ def adds_rows(house: Warehouse, table: Table) -> bool:
 def record_end(house: Warehouse, table: Table) -> None:
     """Record that a snapshot is complete in changelog and replica."""
     _path(house, table).unlink(missing_ok=True)
+
+
+def take_back(house: Warehouse, table: Table) -> None:
+    """Remove what an unfinished snapshot has left of a table without a changelog: a replica, and the version.
+
+    Call this before anything else makes a changelog: it would make the table count as copied, without the copied rows.
+    """
+    remove_tree(house.replica(table))
+    house.forget(table)
+    record_end(house, table)
 
 
 def unfinished(house: Warehouse) -> list[tuple[Table, Position]]:

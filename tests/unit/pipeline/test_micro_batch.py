@@ -1,5 +1,6 @@
 """The order of what a micro-batch writes, without Spark."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from spark_sink.changelog.history import SchemaHistory
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
+from support.descriptions import ID, version
 from support.oids import INT4
 from support.segments import Log, into, relation
 
@@ -47,3 +51,25 @@ def test_a_version_comes_after_the_columns_that_it_names(tmp_path: Path, monkeyp
         later.append()
     assert house.versions(T) == [before]
     assert tables[T].versions == [before]
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_first_copy_that_failed_does_not_count_once_the_stream_makes_the_changelog(tmp_path: Path, table_format: str) -> None:
+    """Its rows are in no changelog. Its replica may be there: nothing else would tell that the table has changed since."""
+    house, log = Warehouse(tmp_path / "warehouse", table_format), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    copied_at = Position(1, log.end_lsn + 0x50)
+    wanted_copies.want(house, T, copied_at.lsn - 1, "new")
+    landed_snapshots.record_start(house, T, copied_at)
+    house.write_versions(T, [replace(version(copied_at.lsn, 0, ID), snapshot=((1, "id"), (2, "a")))])
+    house.replica(T).mkdir(parents=True)
+
+    MicroBatch(known_tables(house), [log.segment([KEYED, into(KEYED, b"1", b"2")])]).append()
+    assert house.has_changelog(T)
+    [made] = house.versions(T)
+    assert (made.key, made.snapshot, made.end_lsn) == (ID, (), log.end_lsn)
+    assert not house.replica(T).exists()
+    assert not landed_snapshots.unfinished(house)
+    assert not gaps.is_copied_since(house, T, 0)
+    [wanted] = wanted_copies.waiting(house)
+    assert wanted.reasons[-1].since_lsn == copied_at.lsn

@@ -161,6 +161,7 @@ def test_a_table_that_a_killed_snapshot_left_is_finished(server: Server) -> None
     """Amid a run: until then its history waits. Here the snapshot was killed before the table had a changelog."""
     server.house.write_versions(A, [version(50, 0, ID)])
     landed_snapshots.record_start(server.house, A, Position(1, 50))
+    server.house.replica(A).mkdir(parents=True)
     with hold_alone(server.house.root / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone
         healer(server).finish()
@@ -168,6 +169,7 @@ def test_a_table_that_a_killed_snapshot_left_is_finished(server: Server) -> None
     copied: list[Table] = []
     healer(server, None, on_copied=copied.extend).finish()
     assert (landed_snapshots.unfinished(server.house), server.house.tables(), copied, server.begun) == ([], [], [], [])
+    assert not server.house.replica(A).exists()
 
 
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
