@@ -206,15 +206,22 @@ def _has_rows_of(spark: SparkSession, warehouse: Warehouse, table: Table, positi
 
 
 def _take_back(warehouse: Warehouse, table: Table, position: Position) -> None:
-    """Remove the version of a snapshot whose rows did not come to the changelog."""
-    versions = warehouse.versions(table)
-    kept = [version for version in versions if not (version.snapshot and version.place == (position.lsn, 0))]
-    if len(kept) == len(versions):
+    """Remove the version of a snapshot whose rows did not come to the changelog.
+
+    If the stream is past it, it stays as a plain version: the stream has recorded no version that says the same.
+    """
+    versions, place = warehouse.versions(table), (position.lsn, 0)
+    taken = next((version for version in versions if version.snapshot and version.place == place), None)
+    if taken is None:
         return  # the process was killed before it wrote the version
-    warehouse.write_versions(table, kept)
-    _logger.warning("a copy of %s was killed before its rows were in the changelog: nothing of it is kept", table)
-    if any(version.place > (position.lsn, 0) for version in kept):  # the fills of the next one were those for the copy's rows
+    before, after = [each for each in versions if each.place < place], [each for each in versions if each.place > place]
+    is_past = (warehouse.format.lsn(warehouse.changelog(table)) or 0) > position.lsn
+    if after or is_past:  # what is known of earlier rows was decided for those of the copy
         want_copy(warehouse, table, position.lsn, "a copy of its rows was killed")
+    plain = replace(taken, snapshot=(), described=(), gone=tuple(sorted(gone_columns(versions, position.lsn))))
+    is_kept = is_past and not (before and plain.says_nothing_after(before[-1]))
+    warehouse.write_versions(table, [*before, *([plain] if is_kept else []), *after])
+    _logger.warning("a copy of %s was killed before its rows were in the changelog: nothing of it is kept", table)
 
 
 def finish_merges(warehouse: Warehouse) -> None:

@@ -211,18 +211,19 @@ class Healer:
         if not landed_snapshots.unfinished(house):
             return
         with hold_alone(self._lock_file()) as is_alone:
-            tables = [table for table, _ in landed_snapshots.unfinished(house)] if is_alone else []
-            if tables:
+            unfinished = landed_snapshots.unfinished(house) if is_alone else []
+            if unfinished:
                 try:
                     finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
                 except InterruptedError:
                     return
-        copied = [table for table in tables if house.has_changelog(table)]
-        for table in copied:
-            _logger.warning("table %s: a copy of its rows that was killed is finished", table)
+        for table, position in unfinished:
+            if gaps.is_copied_since(house, table, position.lsn):  # otherwise nothing of it is kept
+                _logger.warning("table %s: a copy of its rows that was killed is finished", table)
         wanted_copies.settle(house)
-        if copied:
-            self._on_copied(copied)
+        changed = [table for table, _ in unfinished if house.has_changelog(table)]
+        if changed:
+            self._on_copied(changed)
 
     def _lock_file(self) -> Path:
         lock = self._warehouse.local_root(self._config.staging) / SNAPSHOT_LOCK

@@ -9,13 +9,14 @@ import pytest
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
-from support.descriptions import ID, version
+from support.descriptions import ID, NONE, version
 from support.oids import INT4
 from support.segments import Log, into, relation
 
@@ -73,3 +74,30 @@ def test_a_first_copy_that_failed_does_not_count_once_the_stream_makes_the_chang
     assert not gaps.is_copied_since(house, T, 0)
     [wanted] = wanted_copies.waiting(house)
     assert wanted.reasons[-1].since_lsn == copied_at.lsn
+
+
+@pytest.mark.parametrize("is_past", [True, False])
+def test_a_later_copy_that_failed_leaves_the_key_of_the_changes_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_past: bool
+) -> None:
+    """The stream has recorded no version of its own, because the copy's version said the same."""
+    house, log = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    tables = known_tables(house)
+    MicroBatch(tables, [log.segment([KEYLESS, into(KEYLESS, b"1")])]).append()
+    [first] = house.versions(T)
+    assert first.key == NONE
+    copied_at = Position(1, log.end_lsn + 0x50)
+    snapshot = replace(version(copied_at.lsn, 0, ID), snapshot=((1, "a"), (2, "id")))
+    landed_snapshots.record_start(house, T, copied_at, adds_rows=True)
+    house.write_versions(T, [first, snapshot])
+    tables.forget()
+    if is_past:
+        MicroBatch(tables, [log.segment([KEYED, into(KEYED, b"1", b"2")])]).append()
+        assert house.versions(T)[1:] == [snapshot]
+
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: False)
+    spark: Any = None
+    merge.finish_snapshots(spark, house)
+    assert house.versions(T) == [first, *([replace(snapshot, snapshot=())] if is_past else [])]
+    assert [each.why for each in wanted_copies.waiting(house)][:1] == (["a copy of its rows was killed"] if is_past else [])

@@ -13,6 +13,7 @@ from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import healer as module
 from spark_sink.snapshot import publication
@@ -25,6 +26,7 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.delta_log import commit
 from support.descriptions import ID, version
 from support.waiting import until
 
@@ -170,6 +172,21 @@ def test_a_table_that_a_killed_snapshot_left_is_finished(server: Server) -> None
     healer(server, None, on_copied=copied.extend).finish()
     assert (landed_snapshots.unfinished(server.house), server.house.tables(), copied, server.begun) == ([], [], [], [])
     assert not server.house.replica(A).exists()
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_killed_copy_is_called_finished_only_if_its_rows_are_there(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, has_rows: bool
+) -> None:
+    """Its history goes on in both cases."""
+    commit(server.house.changelog(A) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 40}})
+    server.house.write_versions(A, [version(40, 0, ID), replace(version(50, 0, ID), snapshot=((1, "id"),))])
+    landed_snapshots.record_start(server.house, A, Position(1, 50), adds_rows=True)
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: has_rows)
+    monkeypatch.setattr(merge, "remake", lambda *_: None)
+    copied: list[Table] = []
+    healer(server, None, on_copied=copied.extend).finish()
+    assert ("is finished" in caplog.text, "nothing of it is kept" in caplog.text, copied) == (has_rows, not has_rows, [A])
 
 
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
