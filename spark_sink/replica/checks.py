@@ -37,6 +37,7 @@ __all__ = [
     "keyed_changes",
     "keyed_versions",
     "leave_out_keyless",
+    "readable_versions",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class LostKeyError(WarehouseError):
 
 def check_key_kept(warehouse: Warehouse, table: Table, changes: DataFrame, until_lsn: int) -> None:
     """Raise LostKeyError if there are changes up to ``until_lsn`` without a key: a replay would leave them out."""
-    place = key_lost_at(warehouse.versions(table), until_lsn)
+    place = key_lost_at(readable_versions(warehouse, table, changes), until_lsn)
     if place is None:
         return
     lsn, ordinal = F.col("_cdc_end_lsn"), F.col("_cdc_ordinal")
@@ -60,9 +61,21 @@ def check_key_kept(warehouse: Warehouse, table: Table, changes: DataFrame, until
         )
 
 
-def keyed_versions(warehouse: Warehouse, table: Table) -> list[Version]:
-    """Return a table's versions. Raises WarehouseError for a table without a key, which has no replica."""
-    versions = warehouse.versions(table)
+def readable_versions(warehouse: Warehouse, table: Table, changes: DataFrame) -> list[Version]:
+    """Return a table's versions without those of which the changelog ``changes`` lacks columns: it has no change under them.
+
+    A micro-batch records a version before the changes. With Parquet, only these bring the columns.
+    """
+    there = set(changes.columns)
+    return [version for version in warehouse.versions(table) if version.named <= there]
+
+
+def keyed_versions(warehouse: Warehouse, table: Table, changes: DataFrame | None = None) -> list[Version]:
+    """Return a table's versions, of its changelog ``changes`` the `readable_versions`.
+
+    Raises WarehouseError for a table without a key, which has no replica, and may have no changelog.
+    """
+    versions = warehouse.versions(table) if changes is None else readable_versions(warehouse, table, changes)
     if not has_key(versions):
         raise WarehouseError(
             f"{table} has no key, which identifies its rows: it has a changelog, but no replica",

@@ -73,8 +73,9 @@ def read_history(spark: SparkSession, warehouse: str | Path, table: str) -> Data
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
-    versions = keyed_versions(house, known)
+    keyed_versions(house, known)
     changes = changelogs_of(spark, house).read(known)
+    versions = keyed_versions(house, known, changes)
     return make_versions(versions, known, changes, first_known(house, known, changes), LAST_LSN)
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from spark_sink.replica import reduction
-from spark_sink.replica.checks import check_growth, keyed_changes, keyed_versions, leave_out_keyless
+from spark_sink.replica.checks import check_growth, keyed_changes, keyed_versions, leave_out_keyless, readable_versions
 from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
 from spark_sink.replica.former_masks import with_new_masks
@@ -71,7 +71,7 @@ def replay(
         base, after_lsn = taken.where(F.col("_cdc_end_lsn") == snapshot_lsn), snapshot_lsn
     _check_kept(warehouse, table, changes, after_lsn if snapshot_lsn is None else snapshot_lsn - 1, until_lsn)
     rows = None if base is None else as_changes(base, changes.schema)
-    for piece in cut_pieces(keyed_versions(warehouse, table), after_lsn, until_lsn):
+    for piece in cut_pieces(keyed_versions(warehouse, table, changes), after_lsn, until_lsn):
         part = changes_of(changes, piece)
         untouched = None
         if rows is not None:
@@ -152,7 +152,7 @@ def with_former(
         if former is None:
             return rows
         found = as_changes(former, changes.schema)
-    pieces = [*cut_pieces(warehouse.versions(table), snapshot_lsn - 1, until_lsn)]
+    pieces = [*cut_pieces(readable_versions(warehouse, table, changes), snapshot_lsn - 1, until_lsn)]
     if not pieces:  # the table has no key since before the copy, which would tell whether the copy has a row again
         _logger.warning("%s: rows that were deleted before the table was copied are missing: it has lost its key", table)
         return rows

@@ -145,6 +145,11 @@ class Version:
         """The place among the table's changes at which the version begins."""
         return self.end_lsn, self.ordinal
 
+    @property
+    def named(self) -> set[str]:
+        """The columns that a changelog with changes under this version has."""
+        return {*self.columns, *(fill.column for fill in self.fills)}
+
     def says_nothing_after(self, other: Version) -> bool:
         """Tell whether this version changes nothing compared with ``other``, the one before it."""
         return self.cuts_nothing_after(other) and self.gone == other.gone
