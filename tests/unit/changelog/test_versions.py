@@ -174,7 +174,7 @@ def test_a_type_in_which_earlier_values_have_another_text(
         known = replace(known, snapshot=((1, "id"), (2, "a")), described=((1, "id", 23, -1), (2, "a", old, -1)))
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
     versions = TableVersions(warehouse, history, PublishedTables(None))
-    versions.record_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
+    versions.with_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     reasons = [each.why for each in waiting(warehouse)]
     assert reasons == (["with their new type, earlier values of b have another text"] if is_wanted else [])
 
@@ -284,7 +284,7 @@ def test_a_rename_out_of_a_mask_is_refused(
     use = Use(30, 0, relations[1], 30)
 
     def record(house: Warehouse) -> list[Version]:
-        return TableVersions(house, history, PublishedTables(None)).record_new(TABLE, [known], [use], 20, columns, columns)
+        return TableVersions(house, history, PublishedTables(None)).with_new(TABLE, [known], [use], 20, columns, columns)
 
     def copy(house: Warehouse, lsn: int, text: str) -> None:
         names = {fact["number"]: fact["name"] for fact in catalog(text)}
