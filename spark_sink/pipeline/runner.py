@@ -437,6 +437,11 @@ class Runner(Background):
             return
         last_error.clear(self.config.launcher.staging)  # these are good ends, too
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait as `Background.wait` does. ^C raises KeyboardInterrupt here, and cancels no job of the tables."""
+        with session.without_cancelling():
+            return super().wait(timeout_s)
+
     # --- the lag behind the server ---
 
     def _lag(self, pipeline: Pipeline | None) -> Lag | None:

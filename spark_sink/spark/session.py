@@ -13,7 +13,9 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
+import threading
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
@@ -47,6 +49,7 @@ __all__ = [
     "find_java",
     "raised_of",
     "reason_of",
+    "without_cancelling",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -464,3 +467,20 @@ def ended_error() -> CdcpipeError:
         hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), give the machine or the container"
         " more, or Java less: --conf spark.driver.memory. If OutOfMemoryError stands above, give Java more",
     )
+
+
+@contextmanager
+def without_cancelling() -> Iterator[None]:
+    """Let ^C raise KeyboardInterrupt and do no more, in the main thread.
+
+    A session that was made in the main thread has a handler there that first cancels all jobs, also those of other threads.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or getattr(handler, "__module__", "") != "pyspark.core.context":
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
