@@ -122,9 +122,14 @@ class Connection:
         return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
 
     @property
+    def host(self) -> hosts.Host:
+        """The connected server."""
+        return current_host(self._pgconn)
+
+    @property
     def parameters_here(self) -> dict[str, str]:
         """Parameters for another connection to the server that this connection uses."""
-        return {**self._settings, **hosts.parameters_of([current_host(self._pgconn)])}
+        return {**self._settings, **hosts.parameters_of([self.host])}
 
     @property
     def parameters_elsewhere(self) -> list[dict[str, str]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Self
 
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.replication.server import System, identify_system
@@ -12,6 +14,8 @@ from cdcpipe.replication.session import connect_walsender
 from cdcpipe.threads import Worker
 
 __all__ = ["OpeningWalsender"]
+
+log = logging.getLogger(__name__)
 
 _JOIN_S = 0.1
 """The length of one wait. Between two waits, Python calls signal handlers."""
@@ -24,7 +28,7 @@ class OpeningWalsender:
 
         with OpeningWalsender(parameters) as opening:
             ...                                         # ask the catalog
-            walsender, system = opening.wait()          # raises an error of the connection
+            walsender, system = opening.wait(connection)  # raises an error of the connection
 
     Leaving the context closes the connection, or stops making it. ``settings`` are set as those of `connect_walsender` are.
     ``answer_timeout_s`` limits each command, also later ones.
@@ -52,10 +56,17 @@ class OpeningWalsender:
         if not self._thread.is_alive() and self._walsender is not None:
             self._walsender.close()
 
-    def wait(self) -> tuple[Walsender, System]:
-        """Wait until the connection is made. A signal may end this wait."""
+    def wait(self, beside: Connection) -> tuple[Walsender, System]:
+        """Wait until the connection is made, to the same server as the connection ``beside`` it. A signal may end this wait.
+
+        If the user listed several hosts, libpq may have taken another one: then this connects again.
+        """
         while self._thread.is_alive():
             self._thread.join(_JOIN_S)
+        if self._walsender is not None and self._error is None and self._walsender.host != beside.host:
+            log.info("the walsender was at %s: connecting to %s instead", self._walsender.host, beside.host)
+            self._parameters = beside.parameters_here
+            self.reopen()
         if self._error is not None:
             raise self._error
         assert self._walsender is not None

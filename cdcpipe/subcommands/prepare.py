@@ -108,14 +108,14 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
 
         def check(_: list[PublishedTable]) -> None:
             _check_before_creation(config)
-            opening.wait()
+            opening.wait(connection)
 
         if config.system_ids:
-            _, system = opening.wait()
+            _, system = opening.wait(connection)
             expect_system_id(system, config.system_ids)
         slot = find_or_create_slot(connection, config, list(config.publications), check=check)
         with telling_of_new_slot(slot):
-            walsender, system = opening.wait()
+            walsender, system = opening.wait(connection)
             server = system, timeline_history(walsender, system.timeline)
             found = _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
             if with_parts:
@@ -190,7 +190,7 @@ def exporting(
             made.append(export_snapshot(walsender, new, is_temporary=is_temporary))
 
         with initialising():
-            walsender, system = opening.wait()
+            walsender, system = opening.wait(connection)
             # Any later command on this connection would end the exported snapshot.
             server = system, timeline_history(walsender, system.timeline)
             slot = find_or_create_slot(connection, config, list(config.publications), make=export, check=check_before_creation)

@@ -192,7 +192,7 @@ def _checked_server(config: StreamConfig, connection: Connection, opening: Openi
 
     A consumer that names both positions goes on at ``start_lsn``. Its ``expected_lsn`` may lie further on, with no changes between.
     """
-    walsender, system = opening.wait()
+    walsender, system = opening.wait(connection)
     if config.expected_system is not None:
         expect_system(system, config.expected_system)
     if config.start_lsn:
