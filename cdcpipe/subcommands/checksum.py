@@ -43,7 +43,7 @@ from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.publications import check_existing
 from cdcpipe.replication.server import current_lsn
-from cdcpipe.replication.slots import check_usable, find_slot, missing_slot_error
+from cdcpipe.replication.slots import as_login_role, check_usable, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, few, published_tables
 from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
 from cdcpipe.types.pg_type import type_ids_of
@@ -224,12 +224,13 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
         return SlotState(found.active, confirmed, is_pending=False)
     connection.reads_rows = True  # it decodes changes
     # Before 15, the server sends a Begin and a Commit for a transaction without published changes.
-    rows = connection.execute(
-        "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("
-        f"{quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
-        f" 'publication_names', {quote_literal(publication_names(publications))})",
-        timeout_s=NO_LIMIT,
-    )
+    with as_login_role(connection):
+        rows = connection.execute(
+            "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("
+            f"{quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
+            f" 'publication_names', {quote_literal(publication_names(publications))})",
+            timeout_s=NO_LIMIT,
+        )
     # With 1,000 messages or more, the query has not returned all of them. They count as changes, which does no harm if they are
     # not: a consumer has to read them anyway.
     is_pending = len(rows) >= 1000 or any(int(kind or 0) not in _BEGINNING_AND_END for (kind,) in rows)

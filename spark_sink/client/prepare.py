@@ -36,6 +36,8 @@ __all__ = [
 
 _RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
 """A server that is asked for its tables may be restarting."""
+_NEEDED = RetryPolicy(within_s=600.0, first_pause_s=1.0)
+"""With masks, nothing can be written without the answer. So a failover may take longer."""
 
 
 class SlotConfig(Protocol):
@@ -172,13 +174,13 @@ class PublishedNow:
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables; a server that has gone away may be restarting, and is waited for."""
-        began, failures = time.monotonic(), 0
+        began, failures, policy = time.monotonic(), 0, _NEEDED if self.with_parts else _RECONNECT
         while True:
             try:
                 answer = ask_published(self._config, self._stopping.is_set, parts=self.with_parts)
                 is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
                 failures += 1
-                pause_s = _RECONNECT.pause_s(failures, time.monotonic() - began) if is_away else None
+                pause_s = policy.pause_s(failures, time.monotonic() - began) if is_away else None
                 if pause_s is None:
                     break
                 if self._stopping.wait(pause_s):

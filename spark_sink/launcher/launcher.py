@@ -109,6 +109,8 @@ class Launcher(Background):
         """The tables that are fed from this log, if the owner knows them. A log that ends before them is an older copy."""
         self.read_copied_lsn: Callable[[], int] = lambda: 0
         """Reads the LSN of the newest copy of a table, if the owner knows the tables. New tables may be copied at any time."""
+        self.register: Callable[[], None] = lambda: None
+        """Registers the owner as a reader of the log, once this launcher has the directory: a refused start registers none."""
         self.seals = Histogram()
         """How long it took to make each segment durable."""
         self._progress = Progress()
@@ -178,6 +180,7 @@ class Launcher(Background):
             writer = stack.enter_context(
                 StagingWriter(config.staging, slot=config.slot, retention=config.retention, hook=config.hook)
             )
+            self.register()
             opening = Opening(
                 config,
                 writer,

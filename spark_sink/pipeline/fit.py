@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
+from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
 from spark_sink.staging.log import epoch_numbers, left_lsn, list_epochs, list_segments, log_end
@@ -131,8 +132,11 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
 def gone(house: Warehouse, table: Table) -> WarehouseError:
     """Return the error for a table whose changelog has disappeared. A new one in its place would lack the changes before."""
     changelog = house.changelog(table)
+    message = f"the changelog of {table}, {changelog}, has gone, and with it what was in it"
+    if table == MESSAGES:
+        return WarehouseError(message, hint="restore it; or start again: a new one begins, with the messages from now on")
     return WarehouseError(
-        f"the changelog of {table}, {changelog}, has gone, and with it what was in it",
+        message,
         hint=f"restore it; or copy the table's rows anew: {table.copying}; or, if it is not"
         f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
     )

@@ -400,14 +400,17 @@ class MicroBatch:
         tables, masks = self._tables, self._tables.warehouse.masks
         if not masks.rules:
             return
+        is_new = not tables[table].versions
         for use in uses:
-            relation, names = use.relation, self._former_names
+            relation = use.relation
+            former: set[Table] = set()
             own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
-            is_same = use.is_repeated or names.is_plain(relation.relation_id)
-            parts = () if is_same else tables.published.parts(relation)
-            former = names.of(relation.relation_id, parts, is_new=not tables[table].versions)
+            if is_new or not use.is_repeated:
+                names = self._former_names
+                is_same = use.is_repeated or names.is_plain(relation.relation_id)
+                former = names.of(relation.relation_id, () if is_same else tables.published.parts(relation), is_new=is_new)
             for each in sorted({table, *former}):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

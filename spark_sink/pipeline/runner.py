@@ -53,7 +53,7 @@ from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
 from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_kept, check_new
 
@@ -112,12 +112,8 @@ class Runner(Background):
         """The progress of a run that had nothing to do, and so no pipeline."""
         self.launcher = Launcher(config.launcher)
         self._published = PublishedNow(config.launcher, self._stopping)
-        self.monitor = SlotMonitor(
-            config.launcher.connection,
-            config.launcher.slot,
-            command=config.launcher.command,
-            delay_s=_WATCH_AFTER_S,
-        )
+        source = config.launcher
+        self.monitor = SlotMonitor(source.connection, source.slot, command=source.command, delay_s=_WATCH_AFTER_S)
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
@@ -197,7 +193,9 @@ class Runner(Background):
         self._step = "starting the stream"
         self.launcher.tables = fed_tables(self._warehouse, config.launcher.staging)
         self.launcher.read_copied_lsn = lambda: copied_lsn(self._warehouse)
-        keep_segments(self._warehouse, config.launcher.staging, begins_with_copies=is_begun(self._warehouse))
+        keep_segments(self._warehouse, config.launcher.staging)
+        if is_begun(self._warehouse):
+            self.launcher.register = lambda: register_copies(self._warehouse, config.launcher.staging)
         stack.enter_context(self.launcher)
         self._check_stopping()
         assert self.launcher.prepared is not None

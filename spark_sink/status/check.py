@@ -115,6 +115,7 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     _judge_waiting(alert, found["waiting"])
     if found["server_error"] is None:
         slot = found["source"]["slot"]
+        _judge_silence(alert, found, limits)
         if words := moved_slot(found):
             alert.add(State.CRITICAL, words)
         _judge_lag(alert, found["ladder"], slot, limits, is_asked=found["server"] is not None)
@@ -122,8 +123,16 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     return alert
 
 
+def _judge_silence(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
+    """Add a finding if nobody asked the server for what only the server knows."""
+    has_limit = any(limit is not None for limit in (limits.lag_s, limits.lag_bytes, limits.wal_bytes))
+    if found["server"] is None and (has_limit or found["launcher"] is None):
+        words = "only the server knows what the log lacks, and how much WAL is kept: give an option of the connection"
+        alert.add(State.UNKNOWN if has_limit else State.WARNING, words)
+
+
 def moved_slot(found: Mapping[str, Any]) -> str:
-    """Say that the slot is beyond what the log has: the changes in between are lost. Empty if it is not.
+    """Say that the slot is beyond what the log has: the server may not send the changes in between again. Empty if it is not.
 
     The launcher confirms nothing beyond its account. It says the same when it starts, and calls it a gap.
     """
@@ -133,7 +142,7 @@ def moved_slot(found: Mapping[str, Any]) -> str:
         return ""
     return (
         f"slot {found['source']['slot']} is at {confirmed}, but the log has everything only up to {known}:"
-        " the slot was made anew or moved, and the changes in between are lost"
+        " the slot was made anew or moved, or this directory is an older copy; the log lacks the changes in between"
     )
 
 
@@ -145,9 +154,7 @@ def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
     if error is not None:
         alert.add(State.CRITICAL, f"cdcpipe-spark {error['command']} ended at {error['time']}: {error['message']}")
     elif found["server"] is None and found["server_error"] is None:
-        alert.add(
-            State.WARNING, "no launcher is running, and only the server knows what is missing: give an option of the connection"
-        )
+        alert.add(State.WARNING, "no launcher is running")
 
 
 def _judge_gaps(alert: Alert, found: Mapping[str, Any]) -> None:
@@ -183,10 +190,7 @@ def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits:
         )
     if sizes:
         alert.measure("lag_bytes", max(sizes), "B", limits.lag_bytes, f"{format_size(max(sizes))} of WAL {behind}", format_size)
-    has_limit = limits.lag_s is not None or limits.lag_bytes is not None
-    if has_limit and not is_asked:
-        alert.add(State.UNKNOWN, "only the server knows what the log lacks: give an option of the connection")
-    if missing and has_limit:
+    if missing and (limits.lag_s is not None or limits.lag_bytes is not None):
         alert.add(State.UNKNOWN, f"nobody knows how far {', '.join(missing)} is")
     elif limits.lag_s and (is_untimed or not seconds):
         alert.add(State.UNKNOWN, "nobody knows for how long it has been behind")
@@ -205,8 +209,6 @@ def _is_on_the_way(rung: Mapping[str, Any], ladder: list[Mapping[str, Any]]) -> 
 def _judge_wal(alert: Alert, server: Mapping[str, Any] | None, slot: str, limit: Limit | None) -> None:
     """Judge how much WAL the server keeps for the slot, and whether the server will continue to keep it."""
     if server is None:
-        if limit is not None:
-            alert.add(State.UNKNOWN, "only the server knows how much WAL it keeps: give an option of the connection")
         return
     if server["wal_status"] in ("lost", "unreserved"):
         alert.add(State.CRITICAL, f"slot {slot} is {'lost' if server['wal_status'] == 'lost' else 'about to be lost'}")

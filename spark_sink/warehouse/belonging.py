@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, map_reads, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
-from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Position, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
@@ -22,7 +21,7 @@ from spark_sink.warehouse.warehouse import READER, Source
 if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_belonging", "copied_lsn", "fed_tables", "keep_segments", "record_staging"]
+__all__ = ["check_belonging", "copied_lsn", "fed_tables", "keep_segments", "record_staging", "register_copies"]
 
 _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 """The folders of a warehouse: no place for a staging directory."""
@@ -74,18 +73,23 @@ def copied_lsn(house: Warehouse) -> int:
     return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
 
 
-def keep_segments(house: Warehouse, staging: Path, *, begins_with_copies: bool = False) -> None:
+def register_copies(house: Warehouse, staging: Path) -> None:
+    """Let the log keep all segments for a new warehouse that begins with copies of the tables.
+
+    It needs all changes since its copies. They may take hours, and the log's other readers go on meanwhile. So it is registered
+    before it has a position. Only the launcher that owns the directory calls this: a start that is refused must hold no segments.
+    """
+    if (house.source().position if house.exists else None) is None and READER not in read_readers(staging):
+        register_reader(staging, READER, removed_position(staging) or Position(0, 0), house.name)
+
+
+def keep_segments(house: Warehouse, staging: Path) -> None:
     """Let the log keep the segments that ``house`` still needs. Call this before segments are removed.
 
-    - It may be an older copy. The log remembers how far the newer one was.
-    - With ``begins_with_copies``, a new warehouse needs all changes since its copies. They may take hours, and the log's other
-      readers go on meanwhile. So it is registered before it has a position.
+    It may be an older copy. The log remembers how far the newer one was.
     """
     position = house.source().position if house.exists else None
     reached, removed = read_readers(staging).get(READER), removed_position(staging)
-    if position is None and reached is None and begins_with_copies:
-        make_root(staging)
-        register_reader(staging, READER, removed or Position(0, 0), house.name)
     if position is None or reached is None or reached.lsn <= position.lsn:
         return
     if removed is None or removed.lsn <= position.lsn:

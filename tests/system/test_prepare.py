@@ -356,6 +356,13 @@ def test_a_role_that_another_one_takes_the_place_of_makes_a_slot(on: PublishedDa
         code, _, err = run_cli("prepare", "-d", on.database.dsn, "-U", login, "-S", f"{on.slot}_2", "--publication", "p", "-c")
         assert (code, err) == (0, "")
         assert on.value(f"select count(*) from pg_replication_slots where slot_name = '{on.slot}_2'") == 1
+        on.sql(f"create table unpublished (); grant usage on schema public to {owner}; grant select on t to {owner}")
+        asked = {"slot": f"{on.slot}_2", "publications": ["p"], "upto": str(on.value("select pg_current_wal_insert_lsn()"))}
+        begun = {"begin": [], "publications": ["p"]}
+        command = [*COMMAND, "checksum", "-d", on.database.dsn, "-U", login]
+        text = f"{json.dumps(begun)}\n{json.dumps(asked)}\n"
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout.splitlines()[-1])["pending"] is False, done.stderr
     finally:
         on.sql(f"select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = '{on.slot}_2'")
-        on.sql(f"drop role {login}; drop role {owner}")
+        on.sql(f"drop owned by {owner}; drop role {login}; drop role {owner}")

@@ -12,10 +12,11 @@ from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import write_json
 from spark_sink.schema.table import Table
+from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
-from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_copies
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
@@ -206,9 +207,10 @@ def test_segments_are_kept_for_an_older_copy(made: Path, reader: str, removed: s
 @pytest.mark.parametrize("is_shorter", [False, True])
 def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_path: Path, is_shorter: bool) -> None:
     house, staging = Warehouse(tmp_path / "new", "delta"), tmp_path / "staging"
+    make_root(staging)
     keep_segments(house, staging)
-    assert not staging.exists()
-    keep_segments(house, staging, begins_with_copies=True)
+    assert read_readers(staging) == {}
+    register_copies(house, staging)
     assert read_readers(staging) == {"tables": Position(0, 0)}
     assert reader_place(staging, "tables") == house.name
     (staging / "readers/tables.json").unlink()
@@ -219,7 +221,7 @@ def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_p
         begin = segments[0].end
         register_reader(staging, "audit", begin)
         remove_consumed(staging)
-    keep_segments(house, staging, begins_with_copies=True)
+    register_copies(house, staging)
     register_reader(staging, "audit", segments[2].end)  # while the copies run
     assert remove_consumed(staging) == []
     assert read_readers(staging)["tables"] == begin
