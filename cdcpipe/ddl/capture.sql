@@ -39,11 +39,13 @@ BEGIN
         RAISE EXCEPTION 'the schema % belongs to another user, or another user may create functions in it', wanted
             USING ERRCODE = 'insufficient_privilege', HINT = 'name another schema, or drop this one';
     END IF;
+    -- A schema that was there keeps its comment. One that another session creates now was not examined: then this fails.
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = wanted) THEN
+        CREATE SCHEMA @schema@;
+        COMMENT ON SCHEMA @schema@ IS 'DDL capture of cdcpipe: cdcpipe ddl remove removes it';
+    END IF;
 END
 $cdcpipe$;
-
-CREATE SCHEMA IF NOT EXISTS @schema@;
-COMMENT ON SCHEMA @schema@ IS 'DDL capture of cdcpipe: cdcpipe ddl remove removes it';
 
 -- What was installed: the version of this file, and the options of the command. Everybody may read the comment.
 CREATE OR REPLACE FUNCTION @schema@.ddl_settings() RETURNS json
@@ -549,7 +551,14 @@ BEGIN
 END
 $cdcpipe$;
 
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @schema@ FROM PUBLIC;
+-- Each function of this file by its name, and no other one: the schema may have been there, with functions that others call.
+REVOKE ALL ON FUNCTION
+    @schema@.ddl_settings(), @schema@.ddl_type(oid, integer), @schema@.ddl_tables(oid[]), @schema@.ddl_family(oid[]),
+    @schema@.ddl_types(oid[]), @schema@.ddl_publications(oid[]), @schema@.ddl_statement(), @schema@.ddl_xid(),
+    @schema@.ddl_write(text), @schema@.ddl_failure(text, text, text, text), @schema@.ddl_commands(),
+    @schema@.ddl_command_end(), @schema@.ddl_sql_drop(), @schema@.ddl_table_rewrite(),
+    @schema@.ddl_announce(text, oid[], text[])
+FROM PUBLIC;
 
 -- The triggers fire for these commands only. Drops come from many commands (DROP FUNCTION ... CASCADE), so they have no list.
 -- ALWAYS: with session_replication_role = replica, too, because the rows that such a session changes are in the stream, too.

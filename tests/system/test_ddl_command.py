@@ -128,6 +128,17 @@ def test_a_schema_with_something_else_in_it_stays(capture: Capture) -> None:
     assert capture.connection.execute("select * from cdcpipe.mine").fetchall() == []
 
 
+def test_a_schema_that_was_there_keeps_its_comment_and_its_privileges(database: postgres.Database) -> None:
+    with database.connect() as connection:
+        connection.execute("create schema app; comment on schema app is 'mine'")
+        connection.execute("create function app.f() returns int language sql as 'select 1'")
+        for _ in range(2):
+            assert run_cli("ddl", "install", "-d", database.dsn, "--schema", "app")[0] == 0
+        callable_by_all = "select proname from pg_proc where pronamespace = 'app'::regnamespace and proacl is null"
+        assert connection.execute(callable_by_all).fetchall() == [("f",)]
+        assert connection.execute("select obj_description('app'::regnamespace)").fetchone() == ("mine",)
+
+
 def test_status_names_what_is_not_captured(capture: Capture) -> None:
     execute = capture.connection.execute
     execute("alter event trigger cdcpipe_sql_drop disable")

@@ -1,0 +1,21 @@
+"""The SQL of DDL capture, without a server."""
+
+import re
+
+from cdcpipe.ddl import script
+
+
+def test_the_script_changes_the_privileges_of_its_own_functions_only() -> None:
+    """The schema may have been there, with functions that others call."""
+    sql = script.install("app", script.Settings())
+    made = re.findall(r'^CREATE OR REPLACE FUNCTION "?app"?\.(\w+)\(', sql, re.MULTILINE)
+    (revoked,) = re.findall(r"^REVOKE ALL ON (.*?)FROM PUBLIC;", sql, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"(\w+) IN SCHEMA", revoked) == []
+    assert sorted(re.findall(r"\.(\w+)\(", revoked)) == sorted(made)
+
+
+def test_the_script_comments_a_schema_only_where_it_creates_it() -> None:
+    sql = script.install("app", script.Settings())
+    (block,) = re.findall(r"IF NOT EXISTS \(SELECT FROM pg_catalog.pg_namespace.*?END IF;", sql, re.DOTALL)
+    assert (block.count("CREATE SCHEMA"), block.count("COMMENT ON SCHEMA")) == (1, 1)
+    assert (sql.count("CREATE SCHEMA "), sql.count("COMMENT ON SCHEMA ")) == (1, 1)
