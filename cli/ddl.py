@@ -83,6 +83,8 @@ def install(
     """
     settings = script.Settings(statements=not no_statements, strict=strict)
     if is_print:
+        if publications:
+            raise click.UsageError("--publication and --print can't be used together: the tables of a publication are the server's")
         click.echo(script.install(schema, settings), nl=False)
         return
     with connected(connection_parameters_of(**connection)) as server, initialising():

@@ -14,13 +14,16 @@ from cdcpipe.sql import quote_identifier, quote_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
+__all__ = ["NO_TABLES", "TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
 
 VERSION: Final = 1
 """The version of capture.sql. Each change of what it installs needs a new number."""
 
 TRIGGERS: Final = ("cdcpipe_ddl_command_end", "cdcpipe_sql_drop", "cdcpipe_table_rewrite")
 """The event triggers. Their names are the same in every version, because `remove` and an upgrade find the capture by them."""
+
+NO_TABLES: Final = "SELECT oid FROM pg_catalog.pg_class WHERE false"
+"""A query for the tables of a message that describes none."""
 
 _QUOTES: Final = "$cdcpipe$"
 
@@ -38,8 +41,11 @@ def _capture() -> str:
     return resources.files(__package__).joinpath("capture.sql").read_text()
 
 
-def install(schema: str, settings: Settings) -> str:
-    """Return the script that installs the capture into ``schema``, over any older version. It must run in one transaction."""
+def install(schema: str, settings: Settings, relations: str = NO_TABLES, publications: Sequence[str] = ()) -> str:
+    """Return the script that installs the capture into ``schema``, over any older version. It must run in one transaction.
+
+    It ends with the message of the kind ``installed`` (see `announce`): without it, DDL from before would count as captured.
+    """
     values = {
         "schema": quote_identifier(schema),
         "schema_name": quote_literal(schema),
@@ -48,10 +54,12 @@ def install(schema: str, settings: Settings) -> str:
     if _QUOTES in schema:
         msg = f"a schema of DDL capture can't have {_QUOTES} in its name"
         raise InvalidArgumentsError(msg, hint="name another schema")
-    return re.sub(r"@(schema|schema_name|settings)@", lambda match: values[match[1]], _capture())
+    capture = re.sub(r"@(schema|schema_name|settings)@", lambda match: values[match[1]], _capture())
+    begins = announce(schema, "installed", relations, publications)
+    return f"{capture}\n-- Tell the stream's reader that the capture begins.\n{begins};\n"
 
 
-def announce(schema: str, kind: str, relations: str, publications: Sequence[str]) -> str:
+def announce(schema: str, kind: str, relations: str = NO_TABLES, publications: Sequence[str] = ()) -> str:
     """Return the statement that writes a message of the kind ``installed`` or ``removed``.
 
     ``relations`` is a query for the OIDs of the tables that the message describes.

@@ -36,8 +36,6 @@ DEFAULT_SCHEMA: Final = "cdcpipe"
 _MANAGED_ROLES: Final = ("rds_superuser", "azure_pg_admin", "cloudsqlsuperuser", "alloydbsuperuser", "neon_superuser", "tsdbadmin")
 """The roles that stand for a superuser on managed services."""
 
-_NO_TABLES: Final = "SELECT oid FROM pg_catalog.pg_class WHERE false"
-
 _ENABLED: Final = {"O": "origin", "A": "always", "R": "replica", "D": "disabled"}
 
 _FIND: Final = f"""
@@ -108,10 +106,10 @@ def install(connection: Connection, schema: str, settings: script.Settings, publ
     if found is not None and found.settings is not None and found.settings.version > settings.version:
         msg = f"DDL capture of the later version {found.settings.version} is installed; this program has version {settings.version}"
         raise InitError(msg, hint="use the later version of cdcpipe, or cdcpipe ddl remove first")
-    tables = f"SELECT t.relation_id FROM {published(publications, connection.server_version)} t" if publications else _NO_TABLES
-    announcement = script.announce(schema, "installed", tables, publications)
+    described = published(publications, connection.server_version) if publications else ""
+    tables = f"SELECT t.relation_id FROM {described} t" if described else script.NO_TABLES
     with _naming_privileges(connection):
-        connection.execute(f"{script.install(schema, settings)};\n{announcement}")
+        connection.execute(script.install(schema, settings, tables, publications))
 
 
 def remove(connection: Connection) -> str | None:
@@ -126,7 +124,7 @@ def remove(connection: Connection) -> str | None:
         return None
     with _naming_privileges(connection):
         if found.triggers:
-            announcement = script.announce(found.schema, "removed", _NO_TABLES, ()) if found.settings is not None else ""
+            announcement = script.announce(found.schema, "removed") if found.settings is not None else ""
             connection.execute(f"{announcement};\n{script.disarm()}")
         connection.execute(script.remove(found.schema))
     return found.schema

@@ -14,11 +14,10 @@ class CapturedRoad(Road):
     """A database with captured DDL."""
 
     def install(self) -> None:
-        self.execute(script.install("cdcpipe", script.Settings()))
         self.execute(
-            script.announce(
+            script.install(
                 "cdcpipe",
-                "installed",
+                script.Settings(),
                 "select c.oid from pg_class c join pg_publication_tables t on c.relname = t.tablename"
                 " and c.relnamespace = t.schemaname::regnamespace where t.pubname = 'everything'",
                 [self.publication],
@@ -26,8 +25,7 @@ class CapturedRoad(Road):
         )
 
     def remove(self) -> None:
-        nothing = script.announce("cdcpipe", "removed", "select null::oid where false", [])
-        self.execute(f"{nothing}; {script.disarm()}", script.remove("cdcpipe"))
+        self.execute(f"{script.announce('cdcpipe', 'removed')}; {script.disarm()}", script.remove("cdcpipe"))
 
     def pipeline(self, warehouse: Path | None = None, **options: Any) -> Pipeline:
         return Pipeline(self.spark, self.staging, warehouse or self.warehouse, describe=None, **options)

@@ -183,10 +183,16 @@ def test_a_user_without_the_privilege_is_told_which_one(capture: Capture) -> Non
 
 def test_the_printed_sql_is_what_is_installed(capture: Capture) -> None:
     run_cli("ddl", "remove", "-d", capture.database.dsn)
+    capture.read()
     code, sql, err = run_cli("ddl", "install", "--print", "--schema", "s", "--strict")
     assert (code, err) == (0, "")
-    capture.connection.execute(sql.decode())
+    assert summary(capture.run(sql.decode())) == ["installed"]
     assert status(capture.database)[1]["installed"]["strict"] is True
+
+
+def test_the_printed_sql_can_describe_no_publication() -> None:
+    code, out, err = run_cli("ddl", "install", "--print", "--publication", "shop")
+    assert (code, out, "--publication and --print can't be used together" in err) == (1, b"", True)
 
 
 def test_a_later_version_is_not_replaced(capture: Capture) -> None:

@@ -14,6 +14,12 @@ def test_the_script_changes_the_privileges_of_its_own_functions_only() -> None:
     assert sorted(re.findall(r"\.(\w+)\(", revoked)) == sorted(made)
 
 
+def test_the_script_ends_with_the_message_that_the_capture_begins() -> None:
+    """A reader takes a capture without this message for one that was always there."""
+    last = script.install("app", script.Settings()).rstrip().rsplit("\n", 1)[-1]
+    assert last == f"{script.announce('app', 'installed')};"
+
+
 def test_the_script_comments_a_schema_only_where_it_creates_it() -> None:
     sql = script.install("app", script.Settings())
     (block,) = re.findall(r"IF NOT EXISTS \(SELECT FROM pg_catalog.pg_namespace.*?END IF;", sql, re.DOTALL)
