@@ -12,6 +12,7 @@
 -- - They read the system catalogs only. They open and lock no table, so they never wait.
 -- - SECURITY DEFINER with a fixed search_path: everybody's DDL works, whatever privileges and settings its session has. Nobody but
 --   the owner may call the helper functions.
+-- - A function that makes a text of a value, a type or an object's name also fixes the settings that decide the form of the text.
 -- - Functions that run for each statement are in PL/pgSQL, which keeps their plans for the session. force_generic_plan makes it plan
 --   each query once only.
 -- - An error never fails the user's DDL, unless the setting "strict" is on. It becomes a message of the kind "failure", and a WARNING.
@@ -56,7 +57,7 @@ COMMENT ON FUNCTION @schema@.ddl_settings() IS @settings@;
 -- A type as a column has it. pgoutput sends the same OID and modifier.
 CREATE OR REPLACE FUNCTION @schema@.ddl_type(type oid, modifier integer) RETURNS json
 LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
+SET search_path = pg_catalog, pg_temp SET quote_all_identifiers = off
 AS $cdcpipe$
     SELECT json_build_object(
         'oid', t.oid::bigint, 'schema', n.nspname, 'name', t.typname, 'modifier', ddl_type.modifier,
@@ -66,12 +67,12 @@ AS $cdcpipe$
 $cdcpipe$;
 
 -- The description of each of these relations that is a table and not temporary.
--- The settings give values as text the form that they have in the stream.
+-- The settings give values as text the form that they have in the stream (SESSION_SETTINGS in cdcpipe/sql.py).
 CREATE OR REPLACE FUNCTION @schema@.ddl_tables(relations oid[]) RETURNS json
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
 SET "DateStyle" = 'ISO, MDY' SET "IntervalStyle" = 'postgres' SET "TimeZone" = 'UTC' SET extra_float_digits = 3
-SET bytea_output = 'hex'
+SET bytea_output = 'hex' SET quote_all_identifiers = off
 AS $cdcpipe$
 BEGIN
     RETURN (SELECT coalesce(json_agg(json_build_object(
@@ -295,7 +296,7 @@ CREATE OR REPLACE FUNCTION @schema@.ddl_commands(
     OUT relation oid, OUT type oid, OUT namespace oid, OUT publication oid)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off SET quote_all_identifiers = off
 AS $cdcpipe$
 #variable_conflict use_column
 BEGIN

@@ -178,10 +178,11 @@ def test_old_rows_value_of_a_new_column_is_in_the_message(capture: Capture, type
     default, text = MISSING[type_name]
     capture.run(
         "set datestyle = 'SQL, DMY'", "set timezone = 'Asia/Tokyo'", "set intervalstyle = 'iso_8601'",
-        "set extra_float_digits = -15", "set bytea_output = 'escape'",
+        "set extra_float_digits = -15", "set bytea_output = 'escape'", "set quote_all_identifiers = on",
     )  # fmt: skip
     (message,) = capture.run(f"alter table t add x {type_name} default {default}")
     assert table(message, "t")["columns"][-1]["missing"] == text
+    assert '"' not in table(message, "t")["columns"][-1]["type"]["text"] + message["objects"][0]["identity"]
     capture.run("reset all")
 
 

@@ -3,6 +3,7 @@
 import re
 
 from cdcpipe.ddl import script
+from cdcpipe.sql import SESSION_SETTINGS
 
 
 def test_the_script_changes_the_privileges_of_its_own_functions_only() -> None:
@@ -25,3 +26,14 @@ def test_the_script_comments_a_schema_only_where_it_creates_it() -> None:
     (block,) = re.findall(r"IF NOT EXISTS \(SELECT FROM pg_catalog.pg_namespace.*?END IF;", sql, re.DOTALL)
     assert (block.count("CREATE SCHEMA"), block.count("COMMENT ON SCHEMA")) == (1, 1)
     assert (sql.count("CREATE SCHEMA "), sql.count("COMMENT ON SCHEMA ")) == (1, 1)
+
+
+def test_no_setting_of_a_role_changes_the_texts_of_a_message() -> None:
+    sql = script.install("app", script.Settings())
+    heads = dict(re.findall(r'^CREATE OR REPLACE FUNCTION "?app"?\.(\w+)(.*?)^AS ', sql, re.MULTILINE | re.DOTALL))
+    of_values = {"DateStyle", "IntervalStyle", "TimeZone", "extra_float_digits", "bytea_output", "quote_all_identifiers"}
+    assert of_values < SESSION_SETTINGS.keys()
+    assert of_values == {name for name in SESSION_SETTINGS if re.search(rf'SET "?{name}"? = ', heads["ddl_tables"])}
+    for name, head in heads.items():
+        is_of_names = name in ("ddl_tables", "ddl_type", "ddl_commands")
+        assert ("SET quote_all_identifiers = off" in head) == is_of_names, name
