@@ -33,7 +33,8 @@ __all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
 _IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 _BEGIN: Final = "installed"
-_ENDS: Final = ("removed", "failure")
+_REMOVED: Final = "removed"
+_ENDS: Final = (_REMOVED, "failure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +174,12 @@ def _text(value: object) -> str | None:
 class _Known:
     """The descriptions of one table, in order, and the first facts about each of its columns.
 
-    ``dropped`` has, for each description, the numbers and names of the columns that its message says were dropped.
+    For each description, ``dropped`` has the numbers and names of the columns that its message says were dropped, and ``ends`` how
+    often the capture had ended before the message.
     """
 
     places: list[Place] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     descriptions: list[TableDescription] = field(default_factory=list)
     dropped: list[Mapping[int, str]] = field(default_factory=list)
     first: dict[int, ColumnFacts] = field(default_factory=dict)
@@ -191,27 +194,34 @@ class Descriptions:
         """The dropped tables, by their OIDs, with the end LSN of the transaction that dropped them."""
         self._places: list[Place] = []
         self._kinds: list[str] = []
-        """The places and kinds of all messages, in order."""
+        """The places and kinds of all messages, in order. One after a removal counts as a removal."""
         self._ends: list[Place] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
 
     def add(self, place: Place, said: DdlMessage) -> None:
-        """Add a message. It stands before the change with the same place. Messages come in their order."""
+        """Add a message. It stands before the change with the same place. Messages come in their order.
+
+        After the capture was removed, only an installation begins it again. Another message is of a transaction that began before
+        the removal, and ended after it: what it describes is true at its place, and nobody tells what happens then.
+        """
+        is_off = self._kinds[-1:] == [_REMOVED] and said.kind != _BEGIN
+        kind = _REMOVED if is_off else intern(said.kind)
         self._places.append(place)
-        self._kinds.append(intern(said.kind))
+        self._kinds.append(kind)
         for description in said.tables:
             known = self._known.setdefault(description.relation_id, _Known())
             self._dropped.pop(description.relation_id, None)
             if known.descriptions and known.descriptions[-1].columns == description.columns:
                 description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
             known.places.append(place)
+            known.ends.append(len(self._ends))
             known.descriptions.append(description)
             known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
             for column in description.columns:
                 known.first.setdefault(column.facts.number, column.facts)
         for relation_id in said.dropped.values():
             self._dropped[relation_id] = place[0]
-        if said.kind in _ENDS:
+        if kind in _ENDS:
             self._ends.append(place)
 
     def forget_dropped(self, until_lsn: int) -> None:
@@ -307,5 +317,5 @@ class Descriptions:
         number = 0 if known is None else bisect_right(known.places, place)
         if known is None or not number:
             return None
-        is_ended = bisect_right(self._ends, place) > bisect_right(self._ends, known.places[number - 1])
+        is_ended = bisect_right(self._ends, place) > known.ends[number - 1]
         return None if is_ended else known.descriptions[number - 1]

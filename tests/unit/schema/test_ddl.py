@@ -71,6 +71,26 @@ def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
     assert found.primary_key(relation, (30, 0)) == ("id",)
 
 
+def test_a_transaction_that_is_open_while_the_capture_is_removed_does_not_begin_it_again() -> None:
+    found, relation = Descriptions(), table("id")
+    found.add((10, 0), message(kind="removed"))
+    found.add((20, 0), message(described("id=1", key=["id"])))
+    assert [found.primary_key(relation, place) for place in ((20, 0), (99, 0))] == [None, None]
+    found.add((30, 0), message(described("id=1", key=["id"]), kind="installed"))
+    assert found.primary_key(relation, (29, 0)) is None
+    assert found.primary_key(relation, (30, 0)) == ("id",)
+
+
+def test_a_failure_after_a_command_without_a_change_between() -> None:
+    found, relation = Descriptions(), table("id")
+    found.add((10, 0), message(described("id=1", key=["id"])))
+    found.add((10, 0), message(kind="failure"))
+    assert found.primary_key(relation, (10, 0)) is None
+    found.add((20, 0), message(kind="failure"))
+    found.add((20, 0), message(described("id=1", key=["id"])))
+    assert found.primary_key(relation, (20, 0)) == ("id",)
+
+
 def test_a_deferrable_key_identifies_nothing() -> None:
     found = Descriptions()
     found.add((10, 0), message(described("id=1", primary_key={"columns": [1], "deferrable": True})))
@@ -126,6 +146,12 @@ def test_what_no_trigger_writes(text: bytes) -> None:
         ([(15, "drop"), (16, "failure")], False),
         ([(5, "command"), (25, "removed")], True),
         ([(25, "removed")], False),
+        # The command's transaction began before the removal, and ended after it.
+        ([(5, "removed"), (7, "command")], False),
+        ([(5, "removed"), (15, "command")], False),
+        ([(5, "removed"), (7, "failure"), (8, "command")], False),
+        ([(5, "removed"), (7, "command"), (8, "installed")], True),
+        ([(5, "failure"), (7, "command")], True),
     ],
 )
 def test_whether_the_ddl_between_two_places_was_captured(kinds: list[tuple[int, str]], expected: bool) -> None:
