@@ -6,6 +6,7 @@ memory, but for those of tables that are gone. They say which columns and keys a
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
+from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions, parse
 from spark_sink.schema.table import DDL
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["DDL_SCHEMA", "DdlLog"]
+
+_logger = logging.getLogger(__name__)
 
 DDL_SCHEMA: Final = StructType(
     [
@@ -60,10 +64,16 @@ class DdlLog:
             if state is not None:
                 self._lsn, position = state.lsn, self._warehouse.source().position
                 done_lsn = 0 if position is None else position.lsn  # all tables have the changes up to there
-                rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "content")
+                rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn", "content")
                 # Not all at a time: the messages of years may be gigabytes.
                 for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").toLocalIterator():
-                    found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), parse(row["content"].encode(), is_checked=True))
+                    try:
+                        said = parse(row["content"].encode(), is_checked=True)
+                    except ValueError as ex:  # recorded by an older version, which took it
+                        lsn = format_lsn(row["_cdc_lsn"])
+                        _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", lsn, ex)
+                        continue
+                    found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), said)
                     found.forget_dropped(done_lsn)
             self._descriptions = found
         return self._descriptions

@@ -32,6 +32,10 @@ __all__ = ["DdlMessage", "Descriptions", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
 _IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
+_OIDS: Final = range(1, 1 << 32)
+_NUMBERS: Final = range(1, 1601)
+"""The numbers that a table's columns may have: PostgreSQL allows 1600 columns, with those that were dropped."""
+_MODIFIERS: Final = range(-(1 << 31), 1 << 31)
 _BEGIN: Final = "installed"
 _REMOVED: Final = "removed"
 _ENDS: Final = (_REMOVED, "failure")
@@ -68,17 +72,19 @@ class TableDescription:
         """Read an object of the message's ``tables``."""
         columns = tuple(map(_column, value["columns"]))
         names = {column.facts.number: column.name for column in columns}
+        if not len(columns) == len(names) == len(set(names.values())):
+            raise ValueError(_NOT_OURS)
         key = value["primary_key"]
         is_usable, parent = key is not None and not key["deferrable"], value["partition_of"]
         identity = _IDENTITY_CODES[value["replica_identity"]["kind"]]
         return cls(
-            int(value["oid"]),
+            _within(_OIDS, value["oid"]),
             _table(value),
             columns,
             tuple(names[number] for number in key["columns"]) if is_usable else (),
             identity,
             frozenset(names if identity == "f" else map(int, value["replica_identity"]["columns"])),
-            None if parent is None else (int(parent["oid"]), _table(parent)),
+            None if parent is None else (_within(_OIDS, parent["oid"]), _table(parent)),
             _text(value.get("comment")),
         )
 
@@ -128,11 +134,13 @@ def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
             str(value.get("tag") or ""),
             _text(value.get("statement")),
             tuple(map(TableDescription.of, value.get("tables", ()))),
-            {_table(each): int(each["oid"]) for each in value.get("dropped", ()) if each["type"] == "table"},
+            {_table(each): _within(_OIDS, each["oid"]) for each in value.get("dropped", ()) if each["type"] == "table"},
             None
             if (found := value.get("rewritten")) is None
-            else (int(found["oid"]), _table(found), tuple(map(str, found["reasons"]))),
-            frozenset(int(oid) for each in value.get("types", ()) for oid in (each["oid"], each["array"]) if oid is not None),
+            else (_within(_OIDS, found["oid"]), _table(found), tuple(map(str, found["reasons"]))),
+            frozenset(
+                _within(_OIDS, oid) for each in value.get("types", ()) for oid in (each["oid"], each["array"]) if oid is not None
+            ),
             _dropped_columns(value.get("dropped", ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as ex:
@@ -143,27 +151,44 @@ def _dropped_columns(dropped: Iterable[Mapping[str, Any]]) -> dict[int, dict[int
     found: dict[int, dict[int, str]] = {}
     for each in dropped:
         if each["type"] == "table column":
-            found.setdefault(int(each["oid"]), {})[int(each["number"])] = str(each["column"])
+            numbers = found.setdefault(_within(_OIDS, each["oid"]), {})
+            numbers[_within(_NUMBERS, each["number"])] = _name(each["column"])
     return found
 
 
 def _table(value: Mapping[str, Any]) -> Table:
-    return Table(str(value["schema"]), str(value["name"]))
+    return Table(_name(value["schema"]), _name(value["name"]))
 
 
 def _column(value: Mapping[str, Any]) -> _Column:
     missing = value["missing"]
     is_filled = missing is None and bool(value["has_default"] or value["identity"] or value["generated"])
     kind = value["type"]
-    facts = ColumnFacts(int(value["number"]), None if missing is None else str(missing), is_filled)
+    facts = ColumnFacts(_within(_NUMBERS, value["number"]), None if missing is None else str(missing), is_filled)
     return _Column(
-        str(value["name"]),
-        int(kind["oid"]),
-        int(kind["modifier"]),
+        _name(value["name"]),
+        _within(_OIDS, kind["oid"]),
+        _within(_MODIFIERS, kind["modifier"]),
         facts,
         value["generated"] is not None,
         _text(value.get("comment")),
     )
+
+
+def _within(allowed: range, value: Any) -> int:
+    """Return a number that PostgreSQL can have there. Another one may not fit into a column of the warehouse, at each start."""
+    number = int(value)
+    if number not in allowed:
+        raise ValueError(_NOT_OURS)
+    return number
+
+
+def _name(value: object) -> str:
+    """Return a name that something in PostgreSQL can have."""
+    name = str(value)
+    if not name or "\0" in name:
+        raise ValueError(_NOT_OURS)
+    return name
 
 
 def _text(value: object) -> str | None:

@@ -138,7 +138,7 @@ def _scalar_type(type_id: int, type_modifier: int) -> DataType:
         return SPARK_TYPES[column_type]
     if type_modifier >= 0:
         precision, scale = numeric_modifier(type_modifier)
-        if 0 <= scale <= precision <= _MAX_PRECISION:
+        if 0 <= scale <= precision <= _MAX_PRECISION and precision > 0:  # 0 only in a message that no server has written
             return DecimalType(precision, scale)
     return StringType()
 

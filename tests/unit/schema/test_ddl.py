@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -107,9 +108,43 @@ def test_dropped_and_rewritten_tables() -> None:
     assert message(kind="rewrite", rewritten=rewritten).rewritten == (5, Table("public", "t"), ("default", "type"))
 
 
+def with_column(**values: object) -> dict[str, Any]:
+    """Return a description with other values in its second column."""
+    found = described("id=1 a=2")
+    found["columns"][1] |= values
+    return found
+
+
+def test_the_greatest_numbers_that_a_server_has() -> None:
+    """Others fit into no column of the warehouse: they ended each start of `run`."""
+    last = (1 << 32) - 1
+    largest = with_column(number=1600, type={"oid": last, "modifier": (1 << 31) - 1})
+    gone = {"type": "table column", "oid": last, "number": 1600, "schema": "public", "name": "t", "column": "b"}
+    said = message(largest | {"oid": last}, dropped=[gone], types=[{"oid": last, "array": None}])
+    assert [said.tables[0].relation_id, said.tables[0].columns[1].facts.number, said.types] == [last, 1600, {last}]
+    assert said.dropped_columns == {last: {1600: "b"}}
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        content(with_column(number=1 << 40)),
+        content(with_column(number=1601)),
+        content(with_column(number=0)),
+        content(with_column(number=1)),
+        content(with_column(name="id")),
+        content(with_column(name="")),
+        content(with_column(name="a\0")),
+        content(with_column(type={"oid": 1 << 63, "modifier": -1})),
+        content(with_column(type={"oid": 23, "modifier": 1 << 31})),
+        content(described("id=1") | {"oid": 1 << 32}),
+        content(described("id=1") | {"oid": -1}),
+        content(described("id=1", name="")),
+        content(described("id=1", parent=(0, "u"))),
+        content(dropped=[{"type": "table", "oid": 0, "schema": "public", "name": "t"}]),
+        content(dropped=[{"type": "table column", "oid": 1, "number": 1 << 40, "schema": "public", "name": "t", "column": "b"}]),
+        content(rewritten={"oid": 1 << 32, "schema": "public", "name": "t", "reasons": []}),
+        content(types=[{"oid": 1, "array": 1 << 32}]),
         b"",
         b"\xff",
         b"[]",

@@ -53,6 +53,7 @@ from support.typed_values import STRING
         ((1000 << 16 | 1000) + 4, STRING),
         (329730, STRING),  # numeric(5,-2)
         (196617, STRING),  # numeric(3,5)
+        (4, STRING),  # numeric(0,0), which no server has
     ],
 )
 def test_numeric_modifiers(type_modifier: int, data_type: DataType) -> None:
