@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -36,13 +37,15 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, looks, numbered
 from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import dropped_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import Row, SparkSession
 
     from spark_sink.schema.ddl import Descriptions
+    from spark_sink.schema.names import Names
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place
     from spark_sink.source.contents import Contents, Use
@@ -199,6 +202,36 @@ class SchemaHistory:
             return None
         described = self.captured.last_place(relation.relation_id, place)
         return found if described is None or described <= found.place else None
+
+    def tables_with(self, types: frozenset[int], place: Place, names: Names) -> list[Table]:
+        """Return the tables that have a column of one of these types at ``place``, by the OIDs of the types.
+
+        What was told last of a table counts: by captured DDL, by the stream, or by a snapshot. Tables without a changelog may be
+        among the results, but none that is known to be dropped.
+        """
+        last = {home: (relation_id, used) for _, home, relation_id, used in sorted(self._told(place, names), key=itemgetter(0))}
+        return [
+            home
+            for home, (relation_id, used) in last.items()
+            if not types.isdisjoint(used) and not dropped_tables.is_dropped(self._warehouse, home, relation_id)
+        ]
+
+    def _told(self, place: Place, names: Names) -> Iterator[tuple[Place, Table, int, list[int]]]:
+        """Yield all that tells of tables what they are at ``place``: where it was told, the home, the OID, the columns' types."""
+        for told_at, each in self.captured.last_before(place):
+            home = names.home(each.relation_id, each.table, place)
+            yield told_at, home, each.relation_id, [column.type_id for column in each.columns]
+        for known in self._load().values():
+            # A message stands before the change with its place.
+            version = next((each for each in reversed(known) if each.place < place), None)
+            if version is not None:
+                relation = version.relation
+                home = names.home(relation.relation_id, Table(relation.namespace, relation.name), place)
+                yield version.place, home, relation.relation_id, [column.type_id for column in relation.columns]
+        for home, newest in self._warehouse.newest_versions().items():
+            copied = self.copied(home, newest.relation_id, place)
+            if copied is not None:
+                yield copied.place, home, newest.relation_id, [column.type_id for column in copied.relation.columns]
 
     def _is_new(self, table: Table, use: Use, known: Sequence[SchemaVersion]) -> tuple[bool, tuple[ColumnFacts, ...] | None]:
         """Tell whether a version begins with ``use``, and return its facts.

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from spark_sink.schema.ddl import Descriptions, TableDescription
     from spark_sink.schema.names import Names
@@ -33,14 +33,24 @@ _SAME_TEXTS: Final = re.compile(
 """A statement that is one ALTER TYPE after which all values have the texts that they had."""
 
 
-def tables_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions, names: Names) -> Iterator[tuple[Table, int, str]]:
+def tables_with_unknown_rows(
+    ddl: Collection[Ddl],
+    descriptions: Descriptions,
+    names: Names,
+    tables_with: Callable[[frozenset[int], Place, Names], Iterable[Table]],
+) -> Iterator[tuple[Table, int, str]]:
     """Yield each table with the end LSN of the transaction since which it needs a copy, and the reason.
 
-    ``descriptions`` has the messages of ``ddl``, ``names`` the names that they have given. Tables without a changelog may be among
-    the results.
+    ``descriptions`` has the messages of ``ddl``, ``names`` the names that they have given. ``tables_with`` is
+    `SchemaHistory.tables_with`. Tables without a changelog may be among the results.
     """
     for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions):
         yield names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason
+    for each in ddl:
+        message = each.message
+        if message.tag == "ALTER TYPE" and message.types and not _SAME_TEXTS.fullmatch(message.statement or ""):
+            for home in tables_with(message.types, each.place, names):
+                yield names.shown(home), each.end_lsn, "ALTER TYPE changed the texts of values"
 
 
 def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
@@ -56,9 +66,6 @@ def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> 
                 yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
             elif "persistence" in reasons:
                 yield each, relation_id, table, f"{message.tag} made it logged: what was changed before is not in the stream"
-        if message.tag == "ALTER TYPE" and message.types and not _SAME_TEXTS.fullmatch(message.statement or ""):
-            for description in descriptions.tables_with(message.types, each.place):
-                yield each, description.relation_id, description.table, "ALTER TYPE changed the texts of values"
         for description in message.tables:
             relation_id = description.relation_id
             known = before.get(relation_id) or descriptions.in_force(relation_id, (each.end_lsn, -1))

@@ -318,8 +318,8 @@ class MicroBatch:
 
     def _want_copies(self) -> None:
         """Record the tables whose rows the stream does not have any more, according to captured DDL."""
-        warehouse = self._tables.warehouse
-        for table, lsn, reason in tables_with_unknown_rows(self._ddl, self._tables.history.captured, self._tables.names):
+        warehouse, history = self._tables.warehouse, self._tables.history
+        for table, lsn, reason in tables_with_unknown_rows(self._ddl, history.captured, self._tables.names, history.tables_with):
             if warehouse.has_changelog(table):
                 want_copy(warehouse, table, lsn, reason)
 

@@ -24,7 +24,7 @@ from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import Place, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from cdcpipe.pgoutput.messages import Relation
 
@@ -325,10 +325,12 @@ class Descriptions:
         description = self.in_force(relation.relation_id, place)
         return None if description is None or description.columns_of(relation) is None else description.primary_key
 
-    def tables_with(self, types: Collection[int], place: Place) -> list[TableDescription]:
-        """Return the tables that have a column of one of these types at ``place``, by the OIDs of the types."""
-        described = (self.in_force(relation_id, place) for relation_id in self._known)
-        return [each for each in described if each is not None and any(column.type_id in types for column in each.columns)]
+    def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
+        """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
+        for known in self._known.values():
+            number = bisect_right(known.places, place)
+            if number:
+                yield known.places[number - 1], known.descriptions[number - 1]
 
     def last_place(self, relation_id: int, place: Place) -> Place | None:
         """Return the place of the last description up to ``place``; None if there is none."""

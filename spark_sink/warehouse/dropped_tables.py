@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["record", "where"]
+__all__ = ["is_dropped", "record", "where"]
 
 
 def record(house: Warehouse, table: Table, relation_id: int, position: Position) -> None:
@@ -31,6 +31,12 @@ def where(house: Warehouse, table: Table, versions: Sequence[Version]) -> Positi
     if found is None or (versions and versions[-1].relation_id != found["relation_id"]):
         return None
     return Position.parse(found["position"])
+
+
+def is_dropped(house: Warehouse, table: Table, relation_id: int) -> bool:
+    """Tell whether the table that was dropped is the one with this OID."""
+    found = read_json(_path(house, table))
+    return found is not None and found["relation_id"] == relation_id
 
 
 def _path(house: Warehouse, table: Table) -> Path:

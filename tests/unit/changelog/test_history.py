@@ -12,10 +12,12 @@ import pytest
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.schema.column_numbers import looks
+from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table, Version
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import dropped_tables
 from spark_sink.warehouse.warehouse import Warehouse
 from support.ddl_messages import ddl, described, message
 from support.descriptions import ID, catalog, table, version
@@ -49,6 +51,50 @@ def test_a_table_is_as_it_was_copied_until_captured_ddl_says_otherwise(tmp_path:
     history.captured.add((50, 0), message(described("id=1 a=5", key=["id"])))
     assert history.as_copied(T, table("id a"), (49, 0)) == found
     assert history.as_copied(T, table("id a"), (50, 0)) is None
+
+
+MOOD, OTHER = 16500, 16600
+
+
+def copied_table(house: Warehouse, lsn: int, type_id: int) -> None:
+    """Record a snapshot of the table: it has a column of this type."""
+    columns = ((1, "id", INT4, -1), (2, "m", type_id, -1))
+    house.write_versions(T, [replace(version(lsn, 0, ID), snapshot=((1, "id"), (2, "m")), described=columns)])
+
+
+def test_the_tables_with_a_type_are_those_of_all_that_is_known(tmp_path: Path) -> None:
+    house, spark, use = Warehouse(tmp_path, "delta"), cast("Any", None), Use(20, 1, table(f"id m:{OTHER}"), 20)
+    history = SchemaHistory(spark, house, PublishedTables(None))
+
+    def found(type_id: int, lsn: int, ordinal: int = 0) -> list[Table]:
+        return history.tables_with(frozenset({type_id, 1}), (lsn, ordinal), Names())
+
+    assert found(MOOD, 30) == []
+    copied_table(house, 10, MOOD)
+    assert [found(MOOD, lsn) for lsn in (9, 10, 30)] == [[], [T], [T]]
+    # What the stream says later counts from then on. A message stands before the change with its place.
+    segment: Any = SimpleNamespace(epoch=1, start_lsn=15, end_lsn=20, end=Position(1, 20))
+    history.record_new({T: Contents(1, 20, [use])}, lambda *_: None, [segment])
+    assert [found(MOOD, 20, 1), found(OTHER, 20, 1)] == [[T], []]
+    assert [found(MOOD, 20, 2), found(OTHER, 20, 2)] == [[], [T]]
+    # So does what captured DDL says, also when the capture has ended since.
+    history.captured.add((40, 0), message(described(f"id=1 m:{MOOD}=2")))
+    history.captured.add((50, 0), message(kind="removed"))
+    assert [found(OTHER, 39), found(MOOD, 39), found(MOOD, 40), found(MOOD, 60)] == [[T], [], [T], [T]]
+    # And another snapshot.
+    copied_table(house, 55, INT4)
+    assert [found(MOOD, 54), found(MOOD, 55), found(INT4, 55)] == [[T], [], [T]]
+
+
+def test_a_table_that_was_dropped_needs_no_copy_for_a_type(tmp_path: Path) -> None:
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    history = SchemaHistory(spark, house, PublishedTables(None))
+    copied_table(house, 10, MOOD)
+    dropped_tables.record(house, T, 1, Position(1, 20))
+    assert history.tables_with(frozenset({MOOD}), (30, 0), Names()) == []
+    # Another table that was created under its name has no version yet.
+    history.captured.add((25, 0), message(described(f"id=1 m:{MOOD}=2", relation_id=2)))
+    assert history.tables_with(frozenset({MOOD}), (30, 0), Names()) == [T]
 
 
 @pytest.mark.parametrize(
