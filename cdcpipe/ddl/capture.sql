@@ -155,7 +155,9 @@ BEGIN
 END
 $cdcpipe$;
 
--- The description of each of these types that is not the row type of a table.
+-- The description of each of these types, and of each type that contains one of them: a domain over it, a composite type or a range with
+-- it, and the same with its arrays. A value of such a type has other texts, too. The row type of a table is left out, unless a column
+-- has it. The catalog of dependencies has an index by what is depended on.
 CREATE OR REPLACE FUNCTION @schema@.ddl_types(types oid[]) RETURNS json
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -164,7 +166,19 @@ BEGIN
     IF types IS NULL THEN
         RETURN '[]';
     END IF;
-    RETURN (SELECT coalesce(json_agg(json_build_object(
+    RETURN (
+    WITH RECURSIVE holders (type) AS (
+        SELECT unnest(ddl_types.types)
+        UNION
+        SELECT CASE d.classid
+            WHEN 'pg_type'::regclass THEN d.objid
+            WHEN 'pg_class'::regclass THEN (SELECT c.reltype FROM pg_class c WHERE c.oid = d.objid)
+        END
+        FROM holders h
+        JOIN pg_depend d ON d.refclassid = 'pg_type'::regclass AND d.refobjid = h.type
+            AND d.classid IN ('pg_type'::regclass, 'pg_class'::regclass)
+    )
+    SELECT coalesce(json_agg(json_build_object(
         'oid', t.oid::bigint,
         'schema', n.nspname,
         'name', t.typname,
@@ -179,7 +193,12 @@ BEGIN
         'base', CASE WHEN t.typtype = 'd' THEN @schema@.ddl_type(t.typbasetype, t.typtypmod) END
     ) ORDER BY t.oid), '[]')
     FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid
-    WHERE t.oid = ANY (ddl_types.types) AND (c.oid IS NULL OR c.relkind = 'c' AND c.relpersistence <> 't')
+    WHERE t.oid IN (SELECT h.type FROM holders h)
+    AND (c.oid IS NULL OR c.relpersistence <> 't' AND (c.relkind = 'c' OR c.relkind IN ('r', 'p') AND EXISTS (
+        SELECT FROM pg_depend d WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid IN (t.oid, t.typarray)
+        AND d.classid = 'pg_class'::regclass AND d.objsubid > 0)))
+    -- Each type has its array with it.
+    AND NOT EXISTS (SELECT FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid)
     AND NOT n.oid = pg_my_temp_schema());
 END
 $cdcpipe$;

@@ -199,6 +199,35 @@ def test_what_a_drop_dropped(capture: Capture) -> None:
     assert [(each["oid"], each["schema"], each["name"]) for each in drop["dropped"]] == [(t_id, "public", "t")]
 
 
+def test_a_type_comes_with_those_that_contain_it(capture: Capture) -> None:
+    capture.run(
+        "create type mood as enum ('ok')",
+        "create domain feeling as mood",
+        "create domain feelings as feeling[]",
+        "create type pair as (a int, moods mood[])",
+        "create type pairs as (p pair)",
+        "create type span as range (subtype = mood)",
+        "create type other as enum ('ok')",
+        "create table row_type (m feeling)",
+        "create table no_row_type (m mood)",
+        "create table n (id int, f feelings, p pairs, r row_type[], o other, x name)",
+    )
+    (message,) = capture.run("alter type mood rename value 'ok' to 'fine'")
+    kinds = {each["name"]: each["kind"] for each in message["types"]}
+    assert kinds == {
+        "mood": "enum", "feeling": "domain", "feelings": "domain", "pair": "composite", "pairs": "composite",
+        "span": "range", "span_multirange": "multirange", "row_type": "composite",
+    }  # fmt: skip
+    used = {each["oid"] for each in message["types"]} | {each["array"] for each in message["types"]}
+    ((found,),) = capture.connection.execute(
+        "select array_agg(attname::text order by attnum) from pg_attribute where attrelid = 'n'::regclass and atttypid = any (%s)",
+        (list(used - {None}),),
+    )
+    assert found == ["f", "p", "r"]
+    (message,) = capture.run("alter type pair add attribute c int")
+    assert [each["name"] for each in message["types"]] == ["pair", "pairs"]
+
+
 def test_a_default_that_went_with_its_function(capture: Capture) -> None:
     capture.run("create function f() returns text language sql as 'select 1'", "alter table t alter name set default f()")
     (drop,) = capture.run("drop function f cascade")
