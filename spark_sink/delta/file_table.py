@@ -47,6 +47,7 @@ __all__ = [
     "DeltaError",
     "FileTable",
     "Replaced",
+    "columns_with_nulls",
     "commit",
     "define",
     "defined",
@@ -143,6 +144,26 @@ def of_log(log: TableLog) -> FileTable:
     known, physical = columns(log.metadata), physical_columns(log.metadata)
     properties = log.metadata.get("configuration", {})
     return FileTable(log.path, log.version, known, physical, log.lsn or 0, clustering=log.clustering, properties=properties)
+
+
+def columns_with_nulls(log: TableLog, names: Iterable[str]) -> list[str]:
+    """Return those of the columns that may have NULL in some row, as far as the statistics of the table's files tell.
+
+    Another program may have written anything as statistics.
+    """
+    table = of_log(log)
+    of_files = dict(zip(table.schema.names, table.physical.names, strict=True))
+    counts = [*map(_null_counts, log.files)]
+    return [name for name in names if any(count.get(of_files[name]) != 0 for count in counts)]
+
+
+def _null_counts(file: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        statistics = json.loads(file.get("stats") or "{}")
+    except ValueError:
+        return {}
+    found = statistics.get("nullCount") if isinstance(statistics, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def define(path: Path, schema: StructType, properties: Mapping[str, str], like: FileTable | None = None) -> FileTable:

@@ -231,7 +231,8 @@ def _with_values(events: DataFrame, schema: StructType, summary: Summary) -> Dat
     texts = {name: value["_cdc_text"] for name, value in known.items() if name in summary.exact}
     if texts:
         exact = reduction.with_texts(exact, texts)
-    unknown = [F.when(value.isNull(), F.lit(name)) for name, value in known.items()]
+    lost = {name: reduction.is_lost(name, value, F.col(_UNCHANGED), summary) for name, value in known.items()}
+    unknown = [F.when(value.isNull() | lost[name], F.lit(name)) for name, value in known.items()]
     values = [(known[name][name] if name in known else F.col(quote(name))).alias(name) for name in reduction.data_columns(schema)]
     return events.select(
         *values,

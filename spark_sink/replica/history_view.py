@@ -162,7 +162,7 @@ def view_sql(changelog: str, schema: StructType, shape: HistoryShape, known: Kno
     else:
         parts.append(("_cdc_versions", "SELECT * FROM _cdc_followed WHERE NOT _cdc_gone"))
     texts = ",\n".join(f"{name} AS (\n{sql}\n)" for name, sql in parts)
-    return f"WITH {texts}\n{_final_sql(columns, unsent, schema)}"
+    return f"WITH {texts}\n{_final_sql(columns, unsent, schema, shape)}"
 
 
 def _may_be_unsent(schema: StructType, shape: HistoryShape) -> list[str]:
@@ -344,12 +344,27 @@ def _held_sql(name: str, schema: StructType, shape: HistoryShape) -> str:
     return f"CASE {' '.join(cases)} ELSE {own} END" if cases else own
 
 
+def _mark_sql(name: str, known: str, schema: StructType, shape: HistoryShape) -> str:
+    """Return an expression for the column's name if its value is not known, else for null.
+
+    It is not known, too, if the last change left it out, and it is NULL: only a value that is not NULL is left out.
+    """
+    kind = schema[name].dataType
+    unknown = f"{known} IS NULL"
+    if kind.typeName() not in _SENT_WHOLE:
+        is_filled = any(fill.column == name for _, fills in shape.fills for fill in fills)
+        gives_none = f"{_held_sql(name, schema, shape)} IS NULL" if is_filled else f"array_contains(_cdc_unsent, {literal(name)})"
+        text = f" AND {known}.text IS NULL" if _has_texts(kind) else ""
+        unknown += f" OR ({known}.value IS NULL{text} AND {gives_none})"
+    return f"IF({unknown}, {literal(name)}, NULL)"
+
+
 def _has_texts(kind: DataType) -> bool:
     """Tell whether values of this type may have a text in ``_cdc_exact``: a string holds every value."""
     return not isinstance(kind, StringType)
 
 
-def _final_sql(columns: Sequence[str], unsent: Sequence[str], schema: StructType) -> str:
+def _final_sql(columns: Sequence[str], unsent: Sequence[str], schema: StructType, shape: HistoryShape) -> str:
     """Return the query for the columns that `read_history` promises."""
     known = {name: f"_cdc_known_{i}" for i, name in enumerate(unsent)}
     own = ("_cdc_commit_time", "_cdc_to.commit_time", "_cdc_to IS NULL", "_cdc_end_lsn", "_cdc_to.place._cdc_end_lsn")
@@ -360,7 +375,7 @@ def _final_sql(columns: Sequence[str], unsent: Sequence[str], schema: StructType
         pairs = ", ".join(f"{literal(name)}, {known[name]}.text" for name in with_texts)
         kept = f"map_filter(coalesce({exact}, CAST(map() AS MAP<STRING, STRING>)), (name, text) -> name NOT IN ({names}))"
         exact = f"map_concat({kept}, map_filter(map({pairs}), (name, text) -> text IS NOT NULL))"
-    marks = ", ".join(f"IF({value} IS NULL, {literal(name)}, NULL)" for name, value in known.items())
+    marks = ", ".join(_mark_sql(name, value, schema, shape) for name, value in known.items())
     marked = f"array_compact(CAST(array({marks}) AS ARRAY<STRING>))"
     values = [f"{known[name]}.value AS {quote(name)}" if name in known else quote(name) for name in columns]
     values += [f"{value} AS {name}" for name, value in zip(names_beside(columns), own, strict=True)]

@@ -18,8 +18,9 @@ These rules hold everywhere; the changes of a key apply in the order of their po
   key.
 - TRUNCATE ends all earlier rows. So do a captured DROP TABLE, and another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) keeps its value: from an earlier change, else from the replica;
-  after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot or the
-  column was renamed since, it is NULL, and ``_cdc_unchanged`` has the column's name. (A TOAST value itself is never NULL.)
+  after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot, or the
+  column came or was renamed since, it is NULL, and ``_cdc_unchanged`` has the column's name. A TOAST value itself is never NULL. So
+  if a row has NULL before an update that left the column out, this NULL is from before the column, and the value is nowhere.
 - A value that its column can't hold is NULL, with its text in ``_cdc_exact``. The text follows the value, also for an unsent
   column.
 - A replica gets ``_cdc_unchanged`` and ``_cdc_exact`` when it needs them for the first time.
@@ -45,9 +46,10 @@ from pyspark.sql.types import StructType
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
+from spark_sink.delta.file_table import columns_with_nulls
 from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, keyed_changes
-from spark_sink.replica.layout import OPTIONAL, existing_rows, first_columns, replica_properties
+from spark_sink.replica.layout import OPTIONAL, existing_rows, replica_properties
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
 from spark_sink.replica.small_fill import fill_without_spark
@@ -305,10 +307,12 @@ def _merge_piece(
     before = existing_rows(current).count() if keeps_deleted else 0  # MERGE does not tell how many rows it has revived
     if summary.has_partial_moves:
         rows = _fill_moved(rows, current, piece, summary)
+    if summary.unchanged:
+        rows = rows.withColumn("_cdc_moved", F.array_union("_cdc_moved", "_cdc_unknown"))
     if summary.unchanged and "_cdc_unchanged" not in current.columns:
-        first = first_columns(state.properties)
-        later = [name for name in summary.unchanged if name not in first]
-        if _has_unknown(rows, current, piece, later):
+        with warehouse.logs.newest(path) as log:
+            with_nulls = columns_with_nulls(log, summary.unchanged)
+        if _has_unknown(rows, current, piece, summary, with_nulls):
             delta.add_columns(spark, path, current.schema, StructType([OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
     for done in _run_merge(spark, path, rows, current, piece, columns, summary, position):
@@ -322,7 +326,7 @@ def _laid_out(rows: DataFrame, columns: Sequence[str], summary: Summary, optiona
     """Return reduced rows as the rows of a new replica with the ``optional`` columns."""
     deleted_at = [DELETED_AT] if DELETED_AT in rows.columns else []
     rows = rows.where(F.col("_cdc_has_row") if deleted_at else ~F.col("_cdc_gone"))
-    unknown = F.array_union("_cdc_missing", "_cdc_moved")
+    unknown = F.array_union(F.array_union("_cdc_missing", "_cdc_moved"), "_cdc_unknown")
     needed = {"_cdc_exact": bool(summary.exact), "_cdc_unchanged": False}
     if summary.unchanged and "_cdc_unchanged" not in optional:
         needed["_cdc_unchanged"] = not rows.where(F.size(unknown) > 0).isEmpty()
@@ -371,19 +375,27 @@ def _exact_sql(exact: str, before: str, names: str) -> str:
     return f"IF(size({kept}) > 0, map_concat(coalesce({exact}, CAST(map() AS MAP<STRING, STRING>)), {kept}), {exact})"
 
 
-def _has_unknown(rows: DataFrame, current: DataFrame, piece: Piece, later: Sequence[str]) -> bool:
+def _has_unknown(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summary, with_nulls: Sequence[str]) -> bool:
     """Tell whether some unsent value is neither in the changes nor in the replica.
 
-    A row of the replica has values in all columns except perhaps the ``later`` ones. So only these are read; values may be large.
+    A row of the replica may lack values in the columns ``with_nulls``. So only these are read; values may be large.
     """
     is_moved = F.size("_cdc_moved") > 0
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
-    absent = _absent(current, later).alias("_cdc_absent")
-    there = current.select(reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent)
+    absent = _absent(current, with_nulls).alias("_cdc_absent")
+    ranges = _ranges_sql(reduction.key_sql(current.schema, piece.columns), summary)
+    there = current.where(" AND ".join(["true", *ranges])).select(
+        reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent
+    )
     unknown = incomplete.join(there, "_cdc_key", "left").where(
         is_moved | F.col("_cdc_absent").isNull() | F.arrays_overlap("_cdc_missing", "_cdc_absent")
     )
     return not unknown.isEmpty()
+
+
+def _ranges_sql(keys: Sequence[str], summary: Summary) -> list[str]:
+    """Return conditions of SQL for the range in which the changes have each column of the key."""
+    return [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
 
 
 def _run_merge(
@@ -400,7 +412,7 @@ def _run_merge(
     keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact")
     terms = [f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys)]
     # Delta skips files only by conditions on the target table. So add the range of each key column.
-    terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]
+    terms += _ranges_sql(keys, summary)
     condition = " AND ".join(terms)
     inserted = {name: f"s.{quote(name)}" for name in columns}
     updated = dict(inserted)

@@ -9,6 +9,7 @@ has
     _cdc_exact     the texts of values that their columns can't hold; null if there are none
     _cdc_missing   names of the columns whose value is in none of the changes: the replica's row with the same key has it
     _cdc_moved     the same for a row whose key has changed: the replica's row with the key ``_cdc_origin`` has it
+    _cdc_unknown   names of the columns that the last change left out, and that are NULL in the changes before: nobody has the value
 
 With ``keeps_deleted`` a key that has no row any more keeps its last one, and a reduced row also has
 
@@ -50,6 +51,7 @@ __all__ = [
     "events_of",
     "exact_names",
     "held",
+    "is_lost",
     "key_sql",
     "key_struct",
     "known_at",
@@ -327,7 +329,8 @@ def _row(columns: Sequence[str], summary: Summary) -> Column:
     if summary.exact:
         exact = F.map_filter("_cdc_exact", lambda name, _: ~name.startswith(OLD_PREFIX))
         exact = F.when(F.size(exact) > 0, exact)
-    return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *(quote(name) for name in columns))
+    left_out = ["_cdc_unchanged"] if summary.unchanged else []
+    return F.struct("_cdc_gone", exact.alias("_cdc_exact"), *left_out, *(quote(name) for name in columns))
 
 
 def known_at(unchanged: Sequence[str]) -> list[tuple[str, Column]]:
@@ -340,6 +343,15 @@ def held(name: str, summary: Summary) -> Column:
     """Return a struct with a change's value of a column that other changes leave out, and its exact text if any change has one."""
     texts = [F.col("_cdc_exact").getItem(name).alias("_cdc_text")] if name in summary.exact else []
     return F.struct(quote(name), *texts)
+
+
+def is_lost(name: str, known: Column, left_out: Column, summary: Summary) -> Column:
+    """Return an expression: whether the value that is ``known`` of a column (`held`) is NULL, and ``left_out`` has its name.
+
+    Only a value that is not NULL is left out. So the NULL is from before the column, and the value is not known.
+    """
+    lost = known.isNotNull() & known.getField(name).isNull() & F.array_contains(left_out, name)
+    return lost & known.getField("_cdc_text").isNull() if name in summary.exact else lost
 
 
 def with_texts(exact: Column, texts: Mapping[str, Column]) -> Column:
@@ -369,6 +381,8 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
         lambda name: name.isNotNull(),
     )
     nothing = F.array().cast("array<string>")
+    lost = {name: is_lost(name, field, row.getField("_cdc_unchanged"), summary) for name, field in known.items()}
+    unknown = F.array_compact(F.array(*(F.when(each & has_row, F.lit(name)) for name, each in lost.items())).cast("array<string>"))
     if "_cdc_origin" in reduced.columns:
         is_moved = ~F.col("_cdc_origin").eqNullSafe(F.col("_cdc_key"))
         origin = F.col("_cdc_origin")
@@ -382,6 +396,7 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
         exact.alias("_cdc_exact"),
         missing.alias("_cdc_missing"),
         moved.alias("_cdc_moved"),
+        unknown.alias("_cdc_unknown"),
         origin.alias("_cdc_origin"),
         *(["_cdc_deleted_at", has_row.alias("_cdc_has_row")] if keeps_deleted else []),
     )

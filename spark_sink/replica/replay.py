@@ -242,7 +242,7 @@ def _rows_left(
     rows = reduction.reduce(changes, piece.columns, columns, summary, keeps_deleted=keeps_deleted)
     exists = ~F.col("_cdc_gone")
     rows = rows.where(F.col("_cdc_has_row") if keeps_deleted else exists).withColumn(
-        "_cdc_unchanged", F.array_union("_cdc_missing", "_cdc_moved")
+        "_cdc_unchanged", F.array_union(F.array_union("_cdc_missing", "_cdc_moved"), "_cdc_unknown")
     )
     if (is_checked or piece.is_before_key) and summary.truncated_at is None:
         rows = rows.localCheckpoint()

@@ -251,4 +251,7 @@ def _values(changes: Changes, made: _Versions, current: _Current) -> dict[str, p
             raise NotOrdinaryError("a column that was not sent, of a row with unknown values or exact texts")
         source = pa.concat_arrays([changes.columns[name], *current.columns[name]])
         values[name] = source.take(pa.array(np.where(is_stored, len(changes) + place, known)))
+        # Only a value that is not NULL is left out. So a NULL is from before the column, in a change or in the history.
+        if (values[name].is_null().to_numpy(zero_copy_only=False) & (known < made.begun_by)).any():
+            raise NotOrdinaryError("a column that was not sent, and whose value is not known")
     return values

@@ -8,6 +8,7 @@ For unusual changes `merge_without_spark` writes no rows and returns False; Spar
 because other programs may have written something unexpected to these tables. Unusual are
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
+- an update that left out a column whose value is not known;
 - a replica with columns that are gone, or that another program has made wider;
 - with ``--deletes soft``, a delete of a row that is deleted already, and a TRUNCATE;
 - values with exact texts;
@@ -147,6 +148,8 @@ class _Last:
     last change with its value; -1 for none."""
     unsent: frozenset[str]
     """The columns that some update did not send."""
+    told_by: Numbers
+    """For each key, the number of its last change with a row; -1 for none."""
     is_kept: Flags
     """For each key, whether the replica has a row then: a live one, or one that is deleted."""
 
@@ -156,16 +159,18 @@ def _reduce(changes: Changes, wanted: KeyRange, *, keeps_deleted: bool) -> _Last
     events = changes.events(wanted)
     row, is_gone = events.row, events.is_gone
     known = {name: pa.array(row, mask=is_unsent) for name, is_unsent in events.unsent.items()}
-    unsent = frozenset(known)
+    unsent, told_by = frozenset(known), None
     if keeps_deleted and is_gone.any():
         # A deleted row has the values of the last change with a row, else those of the replica's row.
-        rows_only = pa.array(row, mask=is_gone)
-        known = {name: known.get(name, rows_only) for name in changes.columns}
+        told_by = pa.array(row, mask=is_gone)
+        known = {name: known.get(name, told_by) for name in changes.columns}
     names, grouped = events.keys.column_names, events.keys.append_column("event", pa.array(events.number))
     for index, values in enumerate(known.values()):
         grouped = grouped.append_column(f"known{index}", values)
+    if told_by is not None:
+        grouped = grouped.append_column("told_by", told_by)
     # The last event of a key decides.
-    found = grouped.group_by(names).aggregate([("event", "max"), *((f"known{i}", "max") for i in range(len(known)))])
+    found = grouped.group_by(names).aggregate([(name, "max") for name in grouped.column_names[len(names) :]])
     event = found["event_max"].to_numpy()
     is_live = (event & 1).astype(bool)
     return _Last(
@@ -174,6 +179,7 @@ def _reduce(changes: Changes, wanted: KeyRange, *, keeps_deleted: bool) -> _Last
         is_live,
         {name: found[f"known{i}_max"].fill_null(-1).to_numpy() for i, name in enumerate(known)},
         unsent,
+        event >> 1 if told_by is None else found["told_by_max"].fill_null(-1).to_numpy(),
         is_live,
     )
 
@@ -213,6 +219,9 @@ def _new_rows(changes: Changes, last: _Last, target: Rewrite, found: Sequence[Fo
         if (at[groups] < 0).any():
             raise NotOrdinaryError("a column that was not sent, and whose value is not known")
         new[name] = pa.concat_arrays(parts).take(pa.array(at[groups]))
+        # Only a value that is not NULL is left out. So a NULL is from before the column, in a change or in the replica.
+        if name in last.unsent and (new[name].is_null().to_numpy(zero_copy_only=False) & (known < last.told_by)[groups]).any():
+            raise NotOrdinaryError("a column that was not sent, and whose value is not known")
     if DELETED_AT in target.schema.names:
         times = changes.commit_time.take(rows)
         new[DELETED_AT] = pc.if_else(pa.array(last.is_live[groups]), pa.scalar(None, times.type), times)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from cdcpipe.errors import ProtocolError
-from cdcpipe.masks import NO_MASKS
+from cdcpipe.masks import NO_MASKS, NULL
 from cdcpipe.pgoutput.columnar import Changes, decode_changes
 from cdcpipe.pgoutput.messages import Relation
 from cdcpipe.types.arrow.readers import to_arrow
@@ -108,7 +108,10 @@ class TypedReader:
             raise StagingError(msg, hint=ex.hint) from ex
         arrays["_cdc_op"] = _op_names().take(pa.array(_OP_CODES[changes.kind]))
         arrays |= self._slice.metadata(record)
-        self._add_lists(arrays, changes, fields, exact)
+        kinds = self._masks.kinds(relation.namespace, relation.name, [column.name for column in relation.columns])
+        # Whether it was sent or not, a value with the mask `null` is NULL.
+        hidden = {target.name for target, column in zip(fields, relation.columns, strict=True) if kinds.get(column.name) == NULL}
+        self._add_lists(arrays, changes, fields, exact, hidden)
         return self._assemble(arrays, len(record))
 
     def _convert(
@@ -145,9 +148,19 @@ class TypedReader:
             mask=pa.array(changes.old_kind == 0),
         )
 
-    def _add_lists(self, arrays: dict[str, pa.Array], changes: Changes, fields: Sequence[StructField], exact: ExactTexts) -> None:
-        """Add ``_cdc_unchanged`` and ``_cdc_exact``. Raises StagingError if one is not empty and the schema lacks it."""
-        rows, names = _unchanged(changes.columns, [target.name for target in fields])
+    def _add_lists(
+        self,
+        arrays: dict[str, pa.Array],
+        changes: Changes,
+        fields: Sequence[StructField],
+        exact: ExactTexts,
+        hidden: Collection[str],
+    ) -> None:
+        """Add ``_cdc_unchanged``, without the columns ``hidden``, and ``_cdc_exact``.
+
+        Raises StagingError if one is not empty and the schema lacks it.
+        """
+        rows, names = _unchanged(changes.columns, [target.name for target in fields], hidden)
         for name, entries, reason in (
             ("_cdc_unchanged", len(rows), "a TOAST value was not sent"),
             ("_cdc_exact", exact.count, "a value does not fit its type"),
@@ -189,9 +202,9 @@ class TypedReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
 
-def _unchanged(columns: Sequence[Values], names: Sequence[str]) -> tuple[Array, pa.StringArray]:
-    """Return the row and the column name of each value that was not sent, ordered by row."""
-    found = [(name, values.unchanged) for name, values in zip(names, columns, strict=True)]
+def _unchanged(columns: Sequence[Values], names: Sequence[str], hidden: Collection[str]) -> tuple[Array, pa.StringArray]:
+    """Return the row and the column name of each value that was not sent, ordered by row, without the columns ``hidden``."""
+    found = [(name, values.unchanged) for name, values in zip(names, columns, strict=True) if name not in hidden]
     found = [(name, mask) for name, mask in found if mask.any()]
     if not found:
         return np.zeros(0, np.int64), pa.array([], pa.string())

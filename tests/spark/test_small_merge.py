@@ -348,6 +348,18 @@ def test_a_value_that_was_not_sent_and_is_not_known(house: House) -> None:
     assert house.rows("id", "blob", "_cdc_unchanged") == [(1, "now", None)]
 
 
+def test_a_value_that_was_not_sent_of_a_column_that_the_replica_always_had(house: House) -> None:
+    """The column came after the row, and before the replica. Another row has NULL there, and stays as it is."""
+    blobs = [(1, 1, 5, None, b"o"), (1, 2, 5, None, b"o"), (1, 3, 5, "three", b"o")]
+    house.append(SCHEMA, [change(10, "insert", row) for row in blobs], 0, 10)
+    assert house.apply(10)
+    house.append(SCHEMA, [change(20, "update", (1, 3, 6, None, b"o"), ["blob"])], 10, 20)
+    assert house.apply(20)
+    house.append(SCHEMA, [change(30, "update", (1, key, 7, None, b"o"), ["blob"]) for key in (1, 3)], 20, 30)
+    assert not house.apply(30)
+    assert house.rows("id", "a", "blob", "_cdc_unchanged") == [(1, 7, None, ["blob"]), (2, 5, None, None), (3, 7, "three", None)]
+
+
 def test_another_program_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program deletes a row after the merge has read the files, and before its commit. The merge reads again."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)

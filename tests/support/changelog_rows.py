@@ -1,7 +1,7 @@
 """Builds changes of a table by hand, as a changelog holds them. Needs no server."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +20,8 @@ from spark_sink.warehouse.warehouse import Warehouse
 TABLE = Table("public", "t")
 
 EPOCH = Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0)
+
+NAMES = ("case", "id", "a", "blob", "other")
 
 COLUMNS = "case int, id int, a int, blob string, other binary"
 
@@ -154,6 +156,61 @@ class Ordinary(Source):
         if to is not None:
             self.rows[key] = (*self.rows[key][:3], None, None)  # none is large, so none is left out
         super().update(key, to)
+
+
+UNSENT = ...
+"""A value that is not known: the server did not send it, and no change has it."""
+
+
+class Later(Source):
+    """A source whose column ``other`` comes later, with a value in each row that is in no change (`add_column`)."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.is_added = False
+        self.known: dict[int, Any] = {}
+        """For each row, what the changes tell of ``other``: a value, UNSENT, or None before the first change of the row since."""
+
+    def add_column(self) -> None:
+        self.is_added = True
+        self.rows = {key: (*row[:4], b"of the server") for key, row in self.rows.items()}
+
+    def _blob_bytes(self) -> bytes | None:
+        return super()._blob_bytes() if self.is_added else None
+
+    def _emit(self, op: str, row: Any, unchanged: list[str] | None = None, old: Row | None = None) -> None:
+        super()._emit(op, row, unchanged, old)
+        if op == "truncate":
+            self.known.clear()
+        elif op == "delete":
+            self.known.pop(row[1])
+        elif "other" in (unchanged or ()):
+            before = self.known.pop(row[1] if old is None else old[1])
+            self.known[row[1]] = UNSENT if before is None else before
+        else:
+            if old is not None:
+                self.known.pop(old[1])
+            self.known[row[1]] = row[4]
+
+    @property
+    def told(self) -> list[tuple[Any, ...]]:
+        """The rows as the changes tell them: ``id``, ``a``, ``blob`` and ``other``."""
+        return sorted(((*row[1:4], self.known[key]) for key, row in self.rows.items()), key=repr)
+
+
+class OrdinaryLater(Later, Ordinary):
+    """The same with changes that are merged without Spark."""
+
+
+def told(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return rows of a replica or a history as `Later.told` has them. Checks that no other column is marked, and no value."""
+    found = []
+    for row in rows:
+        marks, other = row.get("_cdc_unchanged") or [], row.get("other")
+        assert list(marks) in ([], ["other"])
+        assert not (marks and other)
+        found.append((row["id"], row["a"], row["blob"], UNSENT if marks else other and bytes(other)))
+    return sorted(found, key=repr)
 
 
 def comparable(rows: Any) -> list[tuple[Any, ...]]:

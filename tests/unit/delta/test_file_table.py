@@ -12,7 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructField, StructType, TimestampNTZType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+)
 
 from spark_sink.changelog.delta_changelogs import DeltaFiles
 from spark_sink.changelog.interface import Files
@@ -25,6 +35,7 @@ from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from support.delta_tables import table_with_a_row
 
 SCHEMA = StructType(
     [
@@ -311,3 +322,16 @@ def test_clustering_is_known_from_the_log(table: FileTable) -> None:
     assert file_table.open_table(table.path).clustering == ("c",)
     other(table, 2, {"domainMetadata": domain | {"removed": True}})
     assert file_table.open_table(table.path).clustering == ()
+
+
+@pytest.mark.parametrize("stats", [None, "", "no JSON", "[]", '{"nullCount": null}', '{"nullCount": {"a": 0}}'])
+def test_columns_with_nulls(tmp_path: Path, stats: str | None) -> None:
+    """Without statistics of a column, as in a file from before it or one of another program, it may have NULL."""
+    table = table_with_a_row(tmp_path / "t", struct(a=IntegerType(), b=IntegerType()), a=1)
+    log = TableLog(table.path).refresh()
+    assert file_table.columns_with_nulls(log, ["a", "b"]) == ["b"]
+    (file,) = log.files
+    added = {"add": {**file, "path": "other.parquet", "stats": stats, "dataChange": True}}
+    commit_path(table.path, log.version + 1).write_text(json.dumps(added))
+    expected = ["b"] if stats and '"a": 0' in stats else ["a", "b"]
+    assert file_table.columns_with_nulls(log.refresh(), ["a", "b"]) == expected

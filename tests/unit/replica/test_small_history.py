@@ -22,7 +22,7 @@ from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, add_copy, append
+from support.changelog_rows import EPOCH, NAMES, TABLE, UNSENT, Ordinary, OrdinaryLater, Source, add_copy, append, told
 from support.delta_tables import struct, unsorted_rows
 from support.merges import SCHEMA, in_ranges
 
@@ -196,6 +196,27 @@ def test_what_is_left_to_spark(tmp_path: Path) -> None:
     source.commit()
     house.add(source)
     assert is_refused(versions)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_value_that_was_not_sent_is_never_null(tmp_path: Path, seed: int) -> None:
+    """A column came with a value of the server in each row. An update leaves it out, and no change has it: Spark marks it."""
+    source, house = OrdinaryLater(random.Random(seed)), House(tmp_path / "house")
+    for key in range(8):
+        source.insert(key)
+    source.commit()
+    house.add(source)
+    assert house.bring(source.lsn)
+    source.add_column()
+    for _ in range(40):
+        for _ in range(source.rng.randint(1, 3)):
+            source.step(keys=16)
+        source.commit()
+        house.add(source)
+        if not house.bring(source.lsn):
+            break
+        assert told(dict(zip(NAMES, row, strict=False)) for row in house.stored if row[7]) == source.told
+    assert UNSENT in source.known.values()
 
 
 def test_a_truncate_is_left_to_spark(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, TABLE, Ordinary, Source, append, comparable
-from support.delta_tables import rows_of
+from support.changelog_rows import EPOCH, NAMES, TABLE, UNSENT, Ordinary, OrdinaryLater, Source, append, comparable, told
+from support.delta_tables import rows_of, unsorted_rows
 from support.merges import SCHEMA, in_ranges
 
 
@@ -73,6 +73,30 @@ def test_the_rows_are_the_same_in_several_ranges(tmp_path: Path, monkeypatch: py
             if deletes == "hard":
                 assert rows_of(one.replica) == comparable(source.rows.values())
     assert merges > 2
+
+
+@pytest.mark.parametrize("deletes", ["hard", "soft"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_value_that_was_not_sent_is_never_null(tmp_path: Path, deletes: str, seed: int) -> None:
+    """A column came with a value of the server in each row. An update leaves it out, and no change has it: Spark marks it."""
+    source, house = OrdinaryLater(random.Random(seed)), House(tmp_path / "house", deletes=deletes)
+    for key in range(8):
+        source.insert(key)
+    source.commit()
+    house.add(source, 0)
+    assert house.merge(source.lsn)
+    source.add_column()
+    for _ in range(40):
+        start = source.lsn
+        for _ in range(source.rng.randint(1, 3)):
+            source.step(keys=16)
+        source.commit()
+        house.add(source, start)
+        if not house.merge(source.lsn):
+            break
+        rows = [row for row in unsorted_rows(house.replica) if deletes == "hard" or row[5] is None]
+        assert told(dict(zip(NAMES, row, strict=False)) for row in rows) == source.told
+    assert deletes == "soft" or UNSENT in source.known.values()
 
 
 def inserted(house: House, count: int) -> Ordinary:

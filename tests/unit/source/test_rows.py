@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StringType
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.masks import Masks
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Binary, Delete, Insert, LogicalMessage, Truncate, Update
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.table import SchemaError
@@ -104,6 +105,21 @@ def test_unchanged_values_are_filled_in_from_the_old_row_or_key(log: Log) -> Non
     assert only(typed(log.root), "id", "t", "_cdc_unchanged") == [(2, "big", []), (2, None, ["t"]), (3, None, ["t"])]
     envelope, _ = read(log.root)
     assert only(envelope, "new", "_cdc_unchanged") == [({"id": "2", "t": "big"}, []), ({"id": "2"}, ["t"]), ({"id": "3"}, ["t"])]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("null", [[]]), ("redact", [["t"]]), ("off", [["t"]])])
+def test_a_column_that_is_null_for_everybody_is_not_marked(log: Log, kind: str, expected: list[list[str]]) -> None:
+    """With this mask the value is NULL whether it is sent or not."""
+    path = log.segment([A, Update(None, 11, None, None, (b"1", UNCHANGED_TOAST))]).path
+    reader = TypedReader(
+        Slice(str(path), 1, 0, log.end_lsn),
+        {("public", "a"): None},
+        typed_schema(merge_columns(None, [A])),
+        masks=Masks.of({"public.a.t": kind}),
+    )
+    [batch] = reader.read()
+    assert batch.column("t").to_pylist() == [None]
+    assert batch.column("_cdc_unchanged").to_pylist() == expected
 
 
 def test_messages_and_other_tables_do_not_count(log: Log) -> None:

@@ -1,0 +1,162 @@
+"""On whatever road the changes come to rows: a value that the server did not send is known, or it is marked.
+
+A column came with a value of the server in each row. No change has these values: a row has NULL there in the changes before, and
+an update that does not send the column leaves it out. PostgreSQL leaves out only values that are not NULL.
+"""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import sql as delta
+from spark_sink.replica import history_table, merge
+from spark_sink.replica.as_of import read_as_of
+from spark_sink.replica.current import read_replica
+from spark_sink.replica.history import read_history
+from spark_sink.replica.history_view import Known, history_shape, known_sql, view_sql
+from spark_sink.replica.replay import replay
+from spark_sink.schema.table import Version
+from spark_sink.spark.sql import literal
+from spark_sink.staging.log import Position
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, UNSENT, Later, OrdinaryLater, append, schema_of, told
+
+pytestmark = pytest.mark.spark
+
+NARROW = schema_of(COLUMNS.removesuffix(", other binary"))
+
+
+def narrow(change: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a change from before the column ``other``."""
+    old = change[12]
+    return (*change[:4], *change[5:12], old and old[:4], change[13])
+
+
+@dataclass
+class Past:
+    """What happened to a table, in rounds of some transactions."""
+
+    source: Later
+    added_at: int = 0
+    ends: list[int] = field(default_factory=list)
+    """The LSNs at which the rounds end."""
+    states: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    """The rows at the end of each transaction."""
+
+    @classmethod
+    def of(cls, source: Later, rounds: int) -> Self:
+        made = cls(source)
+        for key in range(10):
+            source.insert(key)
+        for number in range(rounds):
+            if number == 1:
+                source.add_column()
+                made.added_at = source.lsn
+                while UNSENT not in source.known.values():
+                    source.step(keys=14)
+            for _ in range(3):
+                for _ in range(source.rng.randint(1, 3)):
+                    source.step(keys=14)
+                made.states[source.lsn + 1] = source.told
+                source.commit()
+            made.ends.append(source.lsn)
+        return made
+
+    def append(self, spark: Any, house: Warehouse, start: int, end: int) -> None:
+        """Append the changes of a round to a changelog, which gets the column with the first change that has it."""
+        new = [change for change in self.source.changes if start < change[7] <= end]
+        is_early = end <= self.added_at and house.format.keeps_replicas  # a view names Parquet's files, not their common schema
+        changes = [narrow(change) for change in new] if is_early else new
+        append(spark, house, changes, NARROW if is_early else SCHEMA, Position(1, start), Position(1, end))
+        house.record(Position(1, end))
+
+
+def made(root: Path, table_format: str = "delta", **options: Any) -> Warehouse:
+    house = Warehouse(root, table_format, **options)
+    house.open(EPOCH)
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    house.record(Position(1, 0))
+    return house
+
+
+def rows_of(found: Any) -> list[tuple[Any, ...]]:
+    return told(row.asDict() for row in found.collect())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kind", "deletes", "is_small"),
+    [(OrdinaryLater, "hard", True), (OrdinaryLater, "soft", True), (Later, "hard", False), (Later, "soft", False)],
+)
+def test_replicas(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Later], deletes: str, is_small: bool, batch: int
+) -> None:
+    """The changes come in one merge or in several, to a replica that is there before the column, or that is made later.
+
+    As many merges as possible are done without Spark, or none.
+    """
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    past, house = Past.of(kind(random.Random(seed)), 4), made(tmp_path / "warehouse", deletes=deletes)
+    if not is_small:
+        monkeypatch.setattr(merge, "merge_without_spark", lambda *_: False)
+    start = 0
+    for number, end in enumerate(past.ends, 1):
+        past.append(spark, house, start, end)
+        if number % batch == 0:
+            merge.bring(spark, house, TABLE, Position(1, end))
+            rows = delta.read(spark, house.replica(TABLE))
+            if deletes == "soft":
+                rows = rows.where("_cdc_deleted_at is null")
+            assert rows_of(rows) == past.states[max(lsn for lsn in past.states if lsn <= end)]
+        start = end
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_the_past(spark: Any, tmp_path: Path, table_format: str) -> None:
+    """Replays, reads as of a place, both formats' current rows, histories, and the view with a history."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    past, house = Past.of(Later(random.Random(seed)), 3), made(tmp_path / "warehouse", table_format)
+    for start, end in zip((0, *past.ends), past.ends, strict=False):
+        past.append(spark, house, start, end)
+    if table_format == "delta":
+        merge.bring(spark, house, TABLE, Position(1, past.ends[-1]))
+    last = past.source.told
+    assert rows_of(read_replica(spark, house.root, str(TABLE))) == last
+    changes = changelogs_of(spark, house).read(TABLE)
+    history = read_history(spark, house.root, str(TABLE)).localCheckpoint()
+    source = f"delta.`{house.changelog(TABLE)}`"
+    if table_format == "parquet":
+        source = f"parquet.`{house.changelog(TABLE)}` WITH (recursiveFileLookup = {literal('true')})"
+    shape = history_shape(house.versions(TABLE))
+    known = Known.of(spark.sql(known_sql(source, shape)).collect())
+    assert known is not None
+    view = spark.sql(view_sql(source, changes.schema, shape, known)).localCheckpoint()
+    for versions in (history, view):
+        for lsn, expected in past.states.items():
+            assert rows_of(versions.where(f"from_lsn <= {lsn} and (to_lsn is null or {lsn} < to_lsn)")) == expected
+    for lsn in list(past.states)[5::5]:
+        assert rows_of(replay(house, TABLE, changes, until_lsn=lsn)) == past.states[lsn]
+        assert rows_of(read_as_of(spark, house.root, str(TABLE), f"0/{lsn:X}")) == past.states[lsn]
+
+
+@pytest.mark.parametrize("kind", [Later, OrdinaryLater])
+def test_stored_histories(spark: Any, tmp_path: Path, kind: type[Later]) -> None:
+    """Rounds by Spark, and without it as long as the values are known."""
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    past, house = Past.of(kind(random.Random(seed)), 4), made(tmp_path / "warehouse", history="table")
+    lock, start = TableLock(house.root), 0
+    for end in past.ends:
+        past.append(spark, house, start, end)
+        history_table.bring(spark, house, TABLE, Position(1, end), lock)
+        start = end
+    stored = delta.read(spark, house.history(TABLE)).localCheckpoint()
+    for lsn, expected in past.states.items():
+        assert rows_of(stored.where(f"from_lsn <= {lsn} and (to_lsn is null or {lsn} < to_lsn)")) == expected
