@@ -1,5 +1,6 @@
 """Versions of a table: its key, and the values of its columns in rows from before a version."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE
+from cdcpipe.pgoutput.messages import Relation
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, check_masked, fills_between, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
@@ -150,6 +152,14 @@ class Stepped(History):
         return [each for each in (self._before, self._version) if each.place <= place]
 
 
+def described(texts: Iterable[str], relations: Iterable[Relation]) -> list[SchemaVersion]:
+    """Return the versions of a table at 10 and at 30, each with the columns that the catalog has."""
+    return [
+        SchemaVersion(lsn, 0, relation, numbered(relation, catalog(text), None))
+        for lsn, text, relation in zip((10, 30), texts, relations, strict=True)
+    ]
+
+
 CIDR, INET, XML, TEXT = 650, 869, 142, 25
 
 
@@ -165,10 +175,7 @@ def test_a_type_in_which_earlier_values_have_another_text(
     warehouse.open(EPOCH)
     texts = f"id=1 a:{old}=2", f"id=1 b:{new}=2"
     columns = merge_columns(None, map(table, texts))
-    earlier, later = (
-        SchemaVersion(lsn, 0, table(text), numbered(table(text), catalog(text), None))
-        for lsn, text in zip((10, 30), texts, strict=True)
-    )
+    earlier, later = described(texts, map(table, texts))
     known = version(10, 0, ID)
     if is_copied:
         known = replace(known, snapshot=((1, "id"), (2, "a")), described=((1, "id", 23, -1), (2, "a", old, -1)))
@@ -223,10 +230,7 @@ def test_earlier_values_that_a_mask_hides_since_a_rename(
     warehouse.open(EPOCH)
     relations = [table(before), replace(table(after), namespace=schema)]
     columns = merge_columns(None, map(warehouse.typed, relations))
-    earlier, later = (
-        SchemaVersion(lsn, 0, each, numbered(each, catalog(text), None))
-        for lsn, each, text in zip((10, 30), relations, (before, after), strict=True)
-    )
+    earlier, later = described((before, after), relations)
     known = version(10, 0, ID)
     if is_copied:
         fields = assign_columns(columns, warehouse.typed(relations[0]))
@@ -268,10 +272,7 @@ def test_a_rename_out_of_a_mask_is_refused(
     warehouse.record(Position(1, 20))
     relations = [table(before), table(after)]
     columns = merge_columns(None, map(warehouse.typed, relations))
-    earlier, later = (
-        SchemaVersion(lsn, 0, each, numbered(each, catalog(text), None))
-        for lsn, each, text in zip((10, 30), relations, (before, after), strict=True)
-    )
+    earlier, later = described((before, after), relations)
     known = version(10, 0, ID)
     if is_copied:
         known = replace(

@@ -9,27 +9,11 @@ import pytest
 
 from cdcpipe.config import PollConfig
 from cdcpipe.errors import SlotInUseError
-from cdcpipe.lsn import LSN
 from cdcpipe.replication.slots import Slot
 from cdcpipe.subcommands import poll
+from support.slots import SLOT
 
-COPY = Slot(
-    name="shop",
-    plugin="pgoutput",
-    slot_type="logical",
-    database="shop",
-    active=True,
-    active_pid=7,
-    restart_lsn=LSN(1),
-    confirmed_flush_lsn=LSN(2),
-    wal_status="reserved",
-    two_phase=False,
-    temporary=True,
-    failover=True,
-    synced=True,
-    invalidation_reason=None,
-    in_recovery=True,
-)
+COPY = replace(SLOT, active=True, active_pid=7, temporary=True, failover=True, synced=True, in_recovery=True)
 
 
 @pytest.mark.parametrize(

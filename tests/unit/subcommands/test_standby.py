@@ -13,24 +13,8 @@ from cdcpipe.errors import InitError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.slots import Slot
 from cdcpipe.subcommands import stream
+from support.slots import SLOT
 
-SLOT = Slot(
-    name="shop",
-    plugin="pgoutput",
-    slot_type="logical",
-    database="shop",
-    active=False,
-    active_pid=None,
-    restart_lsn=LSN(1),
-    confirmed_flush_lsn=LSN(2),
-    wal_status="reserved",
-    two_phase=False,
-    temporary=False,
-    failover=False,
-    synced=False,
-    invalidation_reason=None,
-    in_recovery=False,
-)
 TWO_PHASE = replace(SLOT, two_phase=True)
 OTHER_PLUGIN = replace(SLOT, plugin="test_decoding")
 
