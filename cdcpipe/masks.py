@@ -9,8 +9,8 @@ A masked column is a text in the copy, whatever its type is on the server.
   text, in hexadecimal digits, with the key in the environment variable CDCPIPE_MASK_KEY.
 - Names are patterns, as those of ``--exclude-column``. A pattern without ``*`` must find its column in each description of the
   table. Otherwise somebody has renamed or dropped the column, and the values may be in another one: the pipeline stops.
-- A mask follows its column, which a rename may have taken out of the pattern while another column took its name. The column is
-  known by its number: if it was masked and is not any more, the pipeline stops, too.
+- A mask goes by the column's name. The pipeline knows a column by its number: if a masked column gets a name without a mask, the
+  pipeline stops, too. Another column may have taken the old name.
 - If several patterns match, the one counts that shows the least.
 """
 
@@ -95,8 +95,8 @@ class Masks:
             name, former = ".".join(now), ".".join(before)
             first = min(shown)
             raise InvalidArgumentsError(
-                f"table {name} has rows of {former}, and --mask names its {', '.join(sorted(shown))} under that name only:"
-                " the values would be shown",
+                f"table {name} has rows that came as {former}, and --mask names {', '.join(sorted(shown))} of {former}, but not of"
+                f" {name}: the values would be shown",
                 hint=f"mask the columns under this name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
             )
 
@@ -115,8 +115,8 @@ class Masks:
                 raise InvalidArgumentsError(
                     f"column {called} was {'.'.join((*before, was))}, and --mask names it under the former name only: its values"
                     " would be shown",
-                    hint=f"mask it under the new name, too: --mask '{called}*={then[was]}'; with the * it need not be there before"
-                    " the rename",
+                    hint=f"mask it under the new name, too: --mask '{called}*={then[was]}'; with the * it may match nothing, as"
+                    " before the rename",
                 )
 
     def has_table(self, schema: str, table: str) -> bool:

@@ -82,7 +82,7 @@ def wal_level(facts: Facts) -> Iterator[Verdict]:
             subject=subject,
         )
     elif primary is None:
-        yield ok("wal_level is logical on this standby; the primary's has to be, too, and was not looked at")
+        yield ok("wal_level is logical on this standby; the primary needs it, too, and was not asked")
     else:
         yield ok("wal_level is logical")
 
@@ -225,7 +225,7 @@ def transactions(facts: Facts) -> Iterator[Verdict]:
     if facts.transactions is None:
         if waits:
             said = "the transactions that are open on the primary are not known here"
-            yield warning(said, "the new slot waits for their end", "let cdcpipe doctor look at the primary")
+            yield warning(said, "the new slot waits for their end", "run cdcpipe doctor against the primary (-h)")
         return
     limit_s = _LONG_TRANSACTION_S if waits else _FORGOTTEN_TRANSACTION_S
     why = "the new slot waits for its end" if waits else "the slot keeps all WAL from its beginning on"

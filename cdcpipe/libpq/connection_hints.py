@@ -75,8 +75,8 @@ _OF_REFUSAL = [
         (
             "(?:Peer|Ident) authentication failed",
             (
-                "connect as the user that the name of the system's user stands for (-U, PGUSER; pg_ident.conf), or over TCP"
-                " (-h localhost) if pg_hba.conf takes a password there"
+                "connect as the database user that pg_hba.conf and pg_ident.conf allow for your operating-system user (-U, PGUSER),"
+                " or over TCP (-h localhost) if pg_hba.conf takes a password there"
             ),
         ),
         (
@@ -119,7 +119,7 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
         return f"correct {setting[1]} in {given}"
     if _CLIENT_CERTIFICATE.search(message):
         given = where_given("sslcert", settings)
-        return f"the server takes no connection with this client certificate, or without one: correct {given}, and sslkey"
+        return f"the server requires a client certificate that it trusts: correct {given}, and sslkey"
     if "certificate verify failed" in message:
         given = where_given("sslrootcert", settings)
         return f"the server's certificate has expired, or no authority in sslrootcert has signed it: renew it, or correct {given}"

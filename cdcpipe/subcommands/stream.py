@@ -129,7 +129,7 @@ class _Started:
 
 
 class _SlotChangedError(Exception):
-    """While a standby waited, the slot became one for which the checks and the stream's form may be others."""
+    """While a standby waited, the slot changed: its checks and the stream's options have to be decided again."""
 
 
 def _prepare_until_started(
@@ -231,8 +231,8 @@ def _start(
     A standby first waits until the slot is free, and waits again if another process takes it first. It reads its commands
     meanwhile. One without stdin would end as soon as it has the slot, so it ends at once.
 
-    Raises _SlotChangedError if the slot is not any more what decided the form of the stream. Its last consumer may have made it
-    send prepared transactions when they are prepared, for good; or it was dropped and made anew.
+    Raises _SlotChangedError if the slot is not the one that was checked any more. Its last consumer may have made it send prepared
+    transactions when they are prepared, for good; or somebody dropped it and made it anew.
     """
     walsender, system = _logged_server(config, connection, opening)
     form = slot.plugin, slot.two_phase

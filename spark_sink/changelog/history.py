@@ -217,7 +217,7 @@ class SchemaHistory:
         ]
 
     def _told(self, place: Place, names: Names) -> Iterator[tuple[Place, Table, int, list[int]]]:
-        """Yield all that tells of tables what they are at ``place``: where it was told, the home, the OID, the columns' types."""
+        """Yield the last descriptions of tables at ``place``, from each source: their place, the home, the OID, the types."""
         for told_at, each in self.captured.last_before(place):
             home = names.home(each.relation_id, each.table, place)
             yield told_at, home, each.relation_id, [column.type_id for column in each.columns]

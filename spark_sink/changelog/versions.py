@@ -390,7 +390,7 @@ def check_masked(
     """Raise InvalidArgumentsError if a copy as of ``lsn`` would show a column that was masked before: in the stream, or in a copy.
 
     ``columns`` are the names of the table's columns in the copy, by their numbers. The history may have a description whose changes
-    were refused, because a column had left its mask: so only those count of which the tables have the changes.
+    were refused, because a column had left its mask. So this uses only descriptions whose changes the tables have.
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
     until = min(place, (0, 0) if done is None else (done.lsn + 1, 0))

@@ -4,7 +4,7 @@ The error stays there until a `run` or `land` ends without an error. Its time sh
 now. While one process holds the directory's lock, other processes record nothing: the error of a second `run` that is refused must
 not look like an error of the first.
 
-`note` and `clear` raise no error of the system: it would be reported instead of the error, or of the good end, that they are for.
+`note` and `clear` raise no error of the system: such an error would hide the command's own result.
 """
 
 from __future__ import annotations

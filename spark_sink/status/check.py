@@ -127,7 +127,7 @@ def _judge_silence(alert: Alert, found: Mapping[str, Any], limits: Limits) -> No
     """Add a finding if nobody asked the server for what only the server knows."""
     has_limit = any(limit is not None for limit in (limits.lag_s, limits.lag_bytes, limits.wal_bytes))
     if found["server"] is None and (has_limit or found["launcher"] is None):
-        words = "only the server knows what the log lacks, and how much WAL is kept: give an option of the connection"
+        words = "only the server knows what the log lacks, and how much WAL is kept: name it with -d, or another connection option"
         alert.add(State.UNKNOWN if has_limit else State.WARNING, words)
 
 

@@ -227,7 +227,7 @@ def test_masked_columns(
     assert hidden.check("public.person")["public.person"].left_out == ("social", "age")
     # So would the columns of a table that was renamed.
     hidden.execute("alter table person rename to people", "update people set social = 'canary-people' where no = 1")
-    with pytest.raises(CdcpipeError, match=r"public\.people has rows of public\.person, and --mask names its"):
+    with pytest.raises(CdcpipeError, match=r"public\.people has rows that came as public\.person, and --mask names"):
         hidden.run()
     assert hidden.files_with(b"canary-people", hidden.warehouse) == []
     hidden.connection.close()
@@ -382,13 +382,13 @@ def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres
 
     hidden.run(masks=given)
     refused(
-        r"public\.orders_1 has rows of public\.orders, and",
+        r"public\.orders_1 has rows that came as public\.orders, and",
         "alter table orders detach partition orders_1",
         "update orders_1 set email = 'canary-1' where id = 1",
         mended={"public.orders_1.email": "redact"},
     )
     refused(
-        r"public\.whole has rows of public\.piece, and",
+        r"public\.whole has rows that came as public\.piece, and",
         "alter table whole attach partition piece for values from (0) to (10)",
         "insert into whole values (2, 'canary')",
         mended={"public.whole.email": "null"},
@@ -402,10 +402,10 @@ def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres
     # Without a change in the stream, a copy would show the rows.
     hidden.execute("alter publication p set (publish_via_partition_root = false)")
     hidden.run()
-    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows that came as public\.orders, and"):
         hidden.copy("orders_2")
     hidden.execute("update orders set email = 'canary-2' where id = 11")
-    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows that came as public\.orders, and"):
         hidden.run()
     assert hidden.files_with(b"canary", hidden.warehouse) == []
     hidden.connection.close()

@@ -49,7 +49,9 @@ def test_a_table_that_was_renamed() -> None:
     masks = Masks.of({"public.old.a": "hash", "*.*.b": "null"})
     masks.check_renamed(("public", "old"), ("public", "old"), ["a", "b"])
     masks.check_renamed(("public", "old"), ("public", "new"), ["b", "c"])
-    with pytest.raises(InvalidArgumentsError, match=r"public\.new has rows of public\.old, and --mask names its a under") as raised:
+    with pytest.raises(
+        InvalidArgumentsError, match=r"public\.new has rows that came as public\.old, and --mask names a of public"
+    ) as raised:
         masks.check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
     assert raised.value.hint
     assert raised.value.hint.endswith("--mask public.new.a=hash")

@@ -43,7 +43,7 @@ def test_wal_level() -> None:
         "error replica … ALTER SYSTEM SET wal_level = 'logical'; then restart",
     )
     standby = server(is_standby=True)
-    judge(server_checks.wal_level, facts(server=standby), "ok on this standby; the primary's … was not looked at")
+    judge(server_checks.wal_level, facts(server=standby), "ok on this standby; the primary … was not asked")
     judge(server_checks.wal_level, facts(server=standby, others=(server(),)), "ok wal_level is logical")
     primary = server({"wal_level": "replica"}, address="there:5432")
     judge(server_checks.wal_level, facts(server=standby, others=(primary,)), "error replica … then restart")
@@ -181,7 +181,7 @@ def test_transactions(transactions: tuple[Transaction, ...], asked: Asked, expec
 
 def test_the_primarys_transactions_are_not_said_to_be_none() -> None:
     given = facts(asked=NEW, transactions=None, server=server(is_standby=True))
-    judge(server_checks.transactions, given, "warning on the primary are not known here … waits … look at the primary")
+    judge(server_checks.transactions, given, "warning on the primary are not known here … waits … against the primary")
     judge(server_checks.transactions, facts(transactions=None))
 
 

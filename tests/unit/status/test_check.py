@@ -101,7 +101,7 @@ CASES = [
         found(rung("sealed"), rung("changelog"), server=None),
         Limits(lag_s=S60),
         UNKNOWN,
-        "what the log lacks, and how much WAL is kept: give an option of the connection; shop_cdc is 0 s behind the log;",
+        "name it with -d, or another connection option; shop_cdc is 0 s behind the log;",
         id="lag in seconds without a server",
     ),
     pytest.param(found(rung("sealed"), server=None), Limits(lag_bytes=B1K), UNKNOWN, "lacks", id="lag in bytes without a server"),
