@@ -119,6 +119,11 @@ class Masks:
                     " before the rename",
                 )
 
+    def may_name(self, schema: str, table: str, columns: Collection[str]) -> bool:
+        """Tell whether a mask of another table names a column that has no mask in this one."""
+        shown = set(columns) - self.kinds(schema, table, columns).keys()
+        return any(pattern.column.matches(name) for pattern, _ in self.rules for name in shown)
+
     def has_table(self, schema: str, table: str) -> bool:
         """Tell whether a mask may be for columns of this table."""
         return any(pattern.table.matches(schema, table) for pattern, _ in self.rules)

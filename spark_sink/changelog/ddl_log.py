@@ -55,6 +55,7 @@ class DdlLog:
         self._changelogs = changelogs_of(spark, warehouse)
         self._lsn = 0
         self._descriptions: Descriptions | None = None
+        self._is_told = False
 
     @property
     def descriptions(self) -> Descriptions:
@@ -91,6 +92,12 @@ class DdlLog:
         self._lsn = end.lsn
         for each in new:
             descriptions.add(each.place, each.message)
+        if descriptions.is_off and not self._is_told:
+            self._is_told = True
+            _logger.warning(
+                "captured DDL has come after the capture was removed, and is not used. If the capture was installed again, the log"
+                " does not have the message that says so: run cdcpipe ddl install, which writes it"
+            )
 
 
 def _row(ddl: Ddl) -> dict[str, object]:

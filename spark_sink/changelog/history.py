@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.ddl import Descriptions
     from spark_sink.schema.names import Names
     from spark_sink.schema.published import PublishedTables
-    from spark_sink.schema.table import Place
+    from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Contents, Use
     from spark_sink.source.ddl import Ddl
     from spark_sink.staging.log import Segment
@@ -188,12 +188,7 @@ class SchemaHistory:
 
         Of the facts only the numbers are known, and of the relation neither identity nor key.
         """
-        for version in reversed(self._warehouse.versions(table)):
-            if version.described and version.relation_id == relation_id and version.place <= place:
-                columns = tuple(Column(0, name, type_id, modifier) for _, name, type_id, modifier in version.described)
-                facts = tuple(ColumnFacts(number, None, is_filled=True) for number, *_ in version.described)
-                return SchemaVersion(*version.place, Relation(None, relation_id, table.schema, table.name, "d", columns), facts)
-        return None
+        return _copied(table, self._warehouse.versions(table), relation_id, place)
 
     def as_copied(self, table: Table, relation: Relation, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot has found it, if captured DDL tells that nothing has altered it up to ``place``."""
@@ -228,8 +223,9 @@ class SchemaHistory:
                 relation = version.relation
                 home = names.home(relation.relation_id, Table(relation.namespace, relation.name), place)
                 yield version.place, home, relation.relation_id, [column.type_id for column in relation.columns]
-        for home, newest in self._warehouse.newest_versions().items():
-            copied = self.copied(home, newest.relation_id, place)
+        for home, versions in self._warehouse.all_versions().items():
+            newest = versions[-1]
+            copied = _copied(home, versions, newest.relation_id, place)
             if copied is not None:
                 yield copied.place, home, newest.relation_id, [column.type_id for column in copied.relation.columns]
 
@@ -310,6 +306,15 @@ class SchemaHistory:
                     versions.setdefault(row["relation_id"], []).append(_version(row, shared))
             self._versions = {relation_id: list(map(self._corrected, known)) for relation_id, known in versions.items()}
         return self._versions
+
+
+def _copied(table: Table, versions: Sequence[Version], relation_id: int, place: Place) -> SchemaVersion | None:
+    for version in reversed(versions):
+        if version.described and version.relation_id == relation_id and version.place <= place:
+            columns = tuple(Column(0, name, type_id, modifier) for _, name, type_id, modifier in version.described)
+            facts = tuple(ColumnFacts(number, None, is_filled=True) for number, *_ in version.described)
+            return SchemaVersion(*version.place, Relation(None, relation_id, table.schema, table.name, "d", columns), facts)
+    return None
 
 
 def _said(relation: Relation) -> tuple[object, ...]:

@@ -10,12 +10,13 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
 
+from spark_sink.delta import file_table, new_columns, wider_columns
 from spark_sink.delta import log as delta_log
-from spark_sink.delta import new_columns, wider_columns
 from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.log import APPLICATION, TableLog
 from spark_sink.delta.rows import UnsupportedError
@@ -46,6 +47,7 @@ __all__ = [
     "read",
     "read_as_is",
     "read_at",
+    "read_files",
     "recording",
     "replace",
     "set_properties",
@@ -98,6 +100,14 @@ def read_at(spark: SparkSession, log: TableLog) -> DataFrame:
     if files:
         return spark.read.schema(columns(log.metadata)).parquet(*map(places.name, files))
     return _read_version(spark, log.path, log.version)
+
+
+def read_files(spark: SparkSession, log: TableLog, names: Collection[str]) -> DataFrame:
+    """Return the rows of the table's files with these names, without directories, also rows that deletion vectors have deleted."""
+    table = file_table.of_log(log)
+    paths = [unquote(str(file["path"])) for file in log.files]
+    wanted = [places.name(log.path / path) for path in paths if path.rpartition("/")[2] in names]
+    return spark.read.schema(table.physical).parquet(*wanted).toDF(*table.schema.names)
 
 
 def read_as_is(spark: SparkSession, path: Path) -> DataFrame:

@@ -110,7 +110,7 @@ class Launcher(Background):
         self.read_copied_lsn: Callable[[], int] = lambda: 0
         """Reads the LSN of the newest copy of a table, if the owner knows the tables. New tables may be copied at any time."""
         self.register: Callable[[], None] = lambda: None
-        """Registers the owner as a reader of the log, once this launcher has the directory: a refused start registers none."""
+        """Registers the owner as a reader of the log, before segments are removed. A start that is refused registers none."""
         self.seals = Histogram()
         """How long it took to make each segment durable."""
         self._progress = Progress()
@@ -180,7 +180,6 @@ class Launcher(Background):
             writer = stack.enter_context(
                 StagingWriter(config.staging, slot=config.slot, retention=config.retention, hook=config.hook)
             )
-            self.register()
             opening = Opening(
                 config,
                 writer,
@@ -194,6 +193,7 @@ class Launcher(Background):
             prepared = opening.open()
             if prepared is None:
                 return
+            self.register()
             # Only now: the opening counts changes in segments if the server has gone back.
             remove_consumed(config.staging, config.retention)
             self._note(position=opening.position, gaps=opening.gaps)

@@ -171,7 +171,7 @@ class KnownTables:
         is_told = any(each.message.kind == "command" and each.end_lsn > self.names.done_lsn for each in ddl)
         if not is_told and self.names.is_following in (None, self.is_following) and not self.names.namings:
             return []
-        newest = self.warehouse.newest_versions() if is_told else {}
+        newest = {table: known[-1] for table, known in self.warehouse.all_versions().items()} if is_told else {}
         names = follow(self.names, uses, ddl, newest, is_following=self.is_following)
         if names is self.names:
             return []
@@ -407,7 +407,7 @@ class MicroBatch:
             own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
-            if is_new or not use.is_repeated:
+            if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
                 names = self._former_names
                 is_same = use.is_repeated or names.is_plain(relation.relation_id)
                 former = names.of(relation.relation_id, () if is_same else tables.published.parts(relation), is_new=is_new)

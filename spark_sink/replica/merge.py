@@ -39,6 +39,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import StructType
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
+    from spark_sink.delta.log import TableLog
     from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
     from spark_sink.replica.reduction import Summary
@@ -311,8 +313,8 @@ def _merge_piece(
         rows = rows.withColumn("_cdc_moved", F.array_union("_cdc_moved", "_cdc_unknown"))
     if summary.unchanged and "_cdc_unchanged" not in current.columns:
         with warehouse.logs.newest(path) as log:
-            with_nulls = columns_with_nulls(log, summary.unchanged)
-        if _has_unknown(rows, current, piece, summary, with_nulls):
+            is_needed = _has_unknown(rows, current, log, piece, summary)
+        if is_needed:
             delta.add_columns(spark, path, current.schema, StructType([OPTIONAL["_cdc_unchanged"]]))
             current = delta.read(spark, path)
     for done in _run_merge(spark, path, rows, current, piece, columns, summary, position):
@@ -375,22 +377,28 @@ def _exact_sql(exact: str, before: str, names: str) -> str:
     return f"IF(size({kept}) > 0, map_concat(coalesce({exact}, CAST(map() AS MAP<STRING, STRING>)), {kept}), {exact})"
 
 
-def _has_unknown(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summary, with_nulls: Sequence[str]) -> bool:
-    """Tell whether some unsent value is neither in the changes nor in the replica.
+def _has_unknown(rows: DataFrame, current: DataFrame, log: TableLog, piece: Piece, summary: Summary) -> bool:
+    """Tell whether some unsent value is neither in the changes nor in the replica, whose ``current`` rows ``log`` has.
 
-    A row of the replica may lack values in the columns ``with_nulls``. So only these are read; values may be large.
+    A row of the replica may lack a value only in a column that has NULL somewhere. Such columns are read from the files that have
+    rows with these keys, because their values may be large. (MERGE reads the same files.)
     """
     is_moved = F.size("_cdc_moved") > 0
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
-    absent = _absent(current, with_nulls).alias("_cdc_absent")
-    ranges = _ranges_sql(reduction.key_sql(current.schema, piece.columns), summary)
-    there = current.where(" AND ".join(["true", *ranges])).select(
-        reduction.key_struct(current, piece.columns).alias("_cdc_key"), absent
-    )
-    unknown = incomplete.join(there, "_cdc_key", "left").where(
-        is_moved | F.col("_cdc_absent").isNull() | F.arrays_overlap("_cdc_missing", "_cdc_absent")
-    )
-    return not unknown.isEmpty()
+    in_range = current.where(" AND ".join(["true", *_ranges_sql(reduction.key_sql(current.schema, piece.columns), summary)]))
+    key = reduction.key_struct(current, piece.columns).alias("_cdc_key")
+    keys = in_range.select(key, F.col("_metadata.file_name").alias("_cdc_file"))
+    file = F.when(~is_moved, F.col("_cdc_file"))  # null also for a row that is not there
+    files = {row[0] for row in incomplete.join(keys, "_cdc_key", "left").select(file).distinct().collect()}
+    if None in files:
+        return True
+    with_nulls = columns_with_nulls(log, summary.unchanged)
+    if not (files and with_nulls):
+        return False
+    there = delta.read_files(rows.sparkSession, log, {unquote(name) for name in files})
+    key = reduction.key_struct(there, piece.columns).alias("_cdc_key")
+    absent = there.select(key, _absent(there, with_nulls).alias("_cdc_absent"))
+    return not incomplete.join(absent, "_cdc_key").where(F.arrays_overlap("_cdc_missing", "_cdc_absent")).isEmpty()
 
 
 def _ranges_sql(keys: Sequence[str], summary: Summary) -> list[str]:

@@ -222,6 +222,8 @@ class Descriptions:
         """The places and kinds of all messages, in order. One after a removal counts as a removal."""
         self._ends: list[Place] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
+        self.is_off = False
+        """Whether the last message came after the capture was removed. Such a message is not used."""
 
     def add(self, place: Place, said: DdlMessage) -> None:
         """Add a message. It stands before the change with the same place. Messages come in their order.
@@ -229,8 +231,8 @@ class Descriptions:
         After the capture was removed, only an installation begins it again. Another message is of a transaction that began before
         the removal, and ended after it: what it describes is true at its place, and nobody tells what happens then.
         """
-        is_off = self._kinds[-1:] == [_REMOVED] and said.kind != _BEGIN
-        kind = _REMOVED if is_off else intern(said.kind)
+        self.is_off = self._kinds[-1:] == [_REMOVED] and said.kind != _BEGIN
+        kind = _REMOVED if self.is_off else intern(said.kind)
         self._places.append(place)
         self._kinds.append(kind)
         for description in said.tables:

@@ -69,7 +69,7 @@ class Homes:
         versions = self._house.versions(self.table(relation_id, name))
         if versions:
             return versions[-1].relation_id == relation_id or self._names.is_called(relation_id, name)
-        return all(version.relation_id != relation_id for version in self._house.newest_versions().values())
+        return all(versions[-1].relation_id != relation_id for versions in self._house.all_versions().values())
 
     def knows(self, lsn: int) -> bool:
         """Tell whether the tables know everything that the stream tells up to ``lsn``."""

@@ -423,10 +423,9 @@ class Warehouse:
         shown = self.names().shown
         return sorted(shown(table) for table, _ in _read_all_versions(self._files, self.root / "_cdcpipe/tables"))
 
-    def newest_versions(self) -> dict[Table, Version]:
-        """Return the newest version of each table. This reads each table's file once."""
-        found = _read_all_versions(self._files, self.root / "_cdcpipe/tables")
-        return {table: versions[-1] for table, versions in found if versions}
+    def all_versions(self) -> dict[Table, tuple[Version, ...]]:
+        """Return the versions of each table that has some. This reads each table's file once."""
+        return {table: versions for table, versions in _read_all_versions(self._files, self.root / "_cdcpipe/tables") if versions}
 
     def find(self, name: str) -> Table:
         """Return the table that is called ``schema.name`` now. Raises InvalidArgumentsError if the warehouse has no such table."""

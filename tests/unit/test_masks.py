@@ -108,3 +108,13 @@ def test_masked_values(key: str, texts: list[str | None]) -> None:
         assert masked(values, "null", masks).to_pylist() == [None] * len(texts)
         assert {masked(values, kind, masks).type for kind in ("hash", "redact", "null")} == {pa.string()}
     assert masked(array[1:], "hash", masks).to_pylist() == expected[1:]
+
+
+@pytest.mark.parametrize(
+    ("columns", "may"),
+    [(["id", "email"], True), (["id", "phone"], False), (["id", "name"], False), ([], False)],
+)
+def test_only_columns_that_another_mask_names_may_be_shown(columns: list[str], may: bool) -> None:
+    masks = Masks.of({"public.orders.email": "redact", "*.*.name": "redact"})
+    assert masks.may_name("public", "orders_1", columns) == may
+    assert not masks.may_name("public", "orders", ["email", "name"])

@@ -75,9 +75,12 @@ def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
 def test_a_transaction_that_is_open_while_the_capture_is_removed_does_not_begin_it_again() -> None:
     found, relation = Descriptions(), table("id")
     found.add((10, 0), message(kind="removed"))
+    assert not found.is_off
     found.add((20, 0), message(described("id=1", key=["id"])))
+    assert found.is_off
     assert [found.primary_key(relation, place) for place in ((20, 0), (99, 0))] == [None, None]
     found.add((30, 0), message(described("id=1", key=["id"]), kind="installed"))
+    assert not found.is_off
     assert found.primary_key(relation, (29, 0)) is None
     assert found.primary_key(relation, (30, 0)) == ("id",)
 

@@ -110,7 +110,7 @@ def test_versions_and_names_of_years_are_those_of_the_files(tmp_path: Path) -> N
         assert len({id(each.described) for each in found}) == 1  # equal columns take memory once
         found.clear()
         assert reader.versions(table) == versions
-        assert reader.newest_versions() == {table: versions[-1]}
+        assert reader.all_versions() == {table: tuple(versions)}
         assert reader.tables() == [table]
 
     a, b = Table("public", "a"), Table("public", "b")
@@ -127,7 +127,7 @@ def test_damaged_versions_are_named(tmp_path: Path, value: dict[str, object]) ->
     warehouse, table = Warehouse(tmp_path, "delta"), Table("public", "t")
     warehouse.write_versions(table, [])
     write_json(tmp_path / "_cdcpipe/tables/public.t.json", value)
-    for read in (lambda: warehouse.versions(table), warehouse.tables, warehouse.newest_versions):
+    for read in (lambda: warehouse.versions(table), warehouse.tables, warehouse.all_versions):
         with pytest.raises(WarehouseError, match=r"public\.t\.json is damaged: KeyError"):
             read()
 
