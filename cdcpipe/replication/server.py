@@ -27,13 +27,12 @@ __all__ = [
     "expect_system_id",
     "identify_system",
     "is_standby",
+    "last_end",
 ]
 
 
-_PAGE_BYTES = 8192
-
-
-_LONG_PAGE_HEADER_BYTES = 40
+_PAGE_HEADER_BYTES, _FIRST_PAGE_HEADER_BYTES = 24, 40
+"""How long the header of a WAL page is, and that of a segment's first page (access/xlog_internal.h)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,21 @@ def is_standby(connection: Connection) -> bool:
 
 def current_lsn(connection: Connection) -> LSN:
     """Return a position after all transactions committed so far. A stream reaches it without further writes."""
-    text = connection.execute(
-        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
-    )[0][0]
+    ((text, is_standby, page_bytes, segment_bytes),) = connection.execute(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END,"
+        " pg_is_in_recovery(), current_setting('wal_block_size')::int8, pg_size_bytes(current_setting('wal_segment_size'))"
+    )
     lsn = LSN.parse(text or "0/0")
-    # At the end of a WAL page, the insert position lies after the next page's header. No record ends there, so a stream would not
-    # reach this position.
-    in_page = lsn % _PAGE_BYTES
-    return LSN(lsn - in_page) if in_page <= _LONG_PAGE_HEADER_BYTES else lsn
+    return lsn if is_standby == "t" else last_end(lsn, int(page_bytes or 0), int(segment_bytes or 0))
+
+
+def last_end(insert_lsn: LSN, page_bytes: int, segment_bytes: int) -> LSN:
+    """Return where the last record ends, if the next one is inserted at ``insert_lsn``.
+
+    If a record ends with its page, the next one is inserted after the next page's header. No record ends there, so a stream would
+    not reach that position. A record may end a few bytes after a header, too.
+    """
+    in_page = insert_lsn % page_bytes
+    page = insert_lsn - in_page
+    header_bytes = _PAGE_HEADER_BYTES if page % segment_bytes else _FIRST_PAGE_HEADER_BYTES
+    return LSN(page) if in_page == header_bytes else insert_lsn
