@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from cdcpipe.pgoutput.messages import Relation
+    from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
@@ -286,10 +286,9 @@ class TableVersions:
 
     def _name_reprinted(self, table: Table, place: Place, before: Mapping[int, int], version: SchemaVersion) -> None:
         """Name the columns whose earlier values have another text now: the table needs a copy. ``before``: type ids by number."""
+        columns = _by_number(version).items()
         found = [
-            column.name
-            for column, fact in zip(version.relation.columns, version.facts or (), strict=False)
-            if is_printed_otherwise(before.get(fact.number, column.type_id), column.type_id)
+            column.name for number, column in columns if is_printed_otherwise(before.get(number, column.type_id), column.type_id)
         ]
         if found:
             listed = ", ".join(found)
@@ -302,9 +301,13 @@ class TableVersions:
             want_copy(self._warehouse, table, place[0], f"with their new type, earlier values of {listed} have another text")
 
 
+def _by_number(version: SchemaVersion) -> dict[int, Column]:
+    """Return a description's columns by their numbers; nothing if these are not certain."""
+    return {fact.number: column for column, fact in zip(version.relation.columns, version.facts or (), strict=False)}
+
+
 def _type_ids(version: SchemaVersion) -> dict[int, int]:
-    """Return the type of each column by the column's number, if the numbers are known."""
-    return {fact.number: column.type_id for column, fact in zip(version.relation.columns, version.facts or (), strict=False)}
+    return {number: column.type_id for number, column in _by_number(version).items()}
 
 
 def _typed(warehouse: Warehouse, version: SchemaVersion) -> SchemaVersion:
@@ -403,12 +406,7 @@ def check_masked(
 
 
 def _numbers(version: SchemaVersion) -> dict[int, str]:
-    """Return the names of a description's columns by their numbers; nothing if these are not certain."""
-    return {} if version.facts is None else dict(zip([f.number for f in version.facts], _names(version), strict=True))
-
-
-def _names(version: SchemaVersion) -> list[str]:
-    return [column.name for column in version.relation.columns]
+    return {number: column.name for number, column in _by_number(version).items()}
 
 
 def _numbers_of(snapshot: Version) -> dict[int, str]:

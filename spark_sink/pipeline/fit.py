@@ -94,10 +94,8 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",
         )
-    copies = [
-        max((each.end_lsn for each in versions if each.snapshot), default=None) for versions in map(house.versions, house.tables())
-    ]
-    oldest = min((lsn for lsn in copies if lsn is not None), default=removed.lsn)
+    copies = ([each.end_lsn for each in versions if each.snapshot] for versions in house.all_versions().values())
+    oldest = min((max(lsns) for lsns in copies if lsns), default=removed.lsn)
     if oldest < removed.lsn:
         raise WarehouseError(
             f"{house.name} has copies of its tables from {format_lsn(oldest)}, but the log in {staging} goes back only to"

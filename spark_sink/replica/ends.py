@@ -55,13 +55,12 @@ def all_ends(changes: DataFrame) -> Column:
     ends = changes.where(ends_all()).select(end_position().alias("at"), until.alias("until"))
     # A snapshot's rows replace all rows before the first of them. Their ordinals may be negative (snapshot/chunk.py), so the end is
     # the last place of the LSN before.
-    last_ordinal = F.lit(_LAST_ORDINAL).alias("_cdc_ordinal")
+    before = (F.col("_cdc_end_lsn") - 1).alias("_cdc_end_lsn"), F.lit(_LAST_ORDINAL).alias("_cdc_ordinal")
     snapshots = (
         changes.where(F.col("_cdc_op") == "snapshot")
         .groupBy("_cdc_epoch", "_cdc_end_lsn")
         .agg(F.min("_cdc_commit_time").alias("_cdc_commit_time"))
-        .withColumn("_cdc_before", F.struct("_cdc_epoch", (F.col("_cdc_end_lsn") - 1).alias("_cdc_end_lsn"), last_ordinal))
-        .select(F.col("_cdc_before").alias("at"), until.alias("until"))
+        .select(F.struct("_cdc_epoch", *before).alias("at"), until.alias("until"))
     )
     found = ends.unionByName(snapshots)
     kind = found.schema.simpleString().replace("struct<", "array<struct<", 1) + ">"

@@ -99,12 +99,13 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
     masks, own = copying.warehouse.masks, (plan.relation.namespace, plan.relation.name)
     names = [column.name for column in plan.relation.columns]
     masks.check_there(*own, names)
-    masks.check_renamed((table.schema, table.name), own, names)
+    former = {table}
+    if masks.may_name(*own, names):
+        former |= FormerNames(copying.warehouse).of(plan.relation.relation_id, [chunk.relation_id for chunk in plan.chunks])
+    for each in sorted(former):
+        masks.check_renamed((each.schema, each.name), own, names)
     masks.check_key(*own, names, plan.primary_key)
     if masks.rules:
-        parts = [chunk.relation_id for chunk in plan.chunks]
-        for each in sorted(FormerNames(copying.warehouse).of(plan.relation.relation_id, parts)):
-            masks.check_renamed((each.schema, each.name), own, names)
         history = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
         columns = dict(zip(plan.numbers, names, strict=True))
         check_masked(copying.warehouse, history, table, plan.relation, columns, copying.position.lsn)

@@ -25,9 +25,8 @@ def unknown_tables(house: Warehouse, published: Iterable[Mapping[str, Any]]) -> 
 
     ``published`` is what ``cdcpipe checksum`` has answered.
     """
-    newest = [versions[-1] for versions in house.all_versions().values()]
     names = {(table.now.schema, table.now.name) for table in house.tables()}
-    numbers = {version.relation_id for version in newest}
+    numbers = {versions[-1].relation_id for versions in house.all_versions().values()}
     unknown = [each for each in published if _is_unknown(each, names, numbers)]
     return sorted((Table(str(each["schema"]), str(each["name"])), keyless.has_key(each)) for each in unknown)
 

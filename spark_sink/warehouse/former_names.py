@@ -74,7 +74,7 @@ class FormerNames:
         names = {name for number in numbers for name in self._names.get(number, ())}
         if is_asked:  # the stream may have brought a table since the look
             called = self._house.names()
-            homes = [table for table, known in self._house.all_versions().items() if known[-1].relation_id in numbers]
+            homes = [table for table, each in self._house.all_versions().items() if each[-1].relation_id in numbers]
             names.update(name for home in homes for name in (home, called.name(home)))
         return names
 
