@@ -306,9 +306,12 @@ def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
 
 def _making(facts: Facts) -> str:
     asked = facts.asked
-    named = [word for name in asked.publications for word in ("--publication", name)]
-    options = [*(["-P", asked.plugin] if asked.plugin != "pgoutput" else []), *named, *asked.new.arguments]
-    return f"{shlex.join(['cdcpipe', 'prepare', '-S', asked.slot, *options, '-c'])}, with the options of this connection"
+    if asked.plugin == "pgoutput":
+        named = [word for name in asked.publications for word in ("--publication", name)]
+        words = ["prepare", "-S", asked.slot, *named, *asked.new.arguments, "-c"]
+    else:  # prepare is for pgoutput
+        words = ["-L", "-S", asked.slot, "-P", asked.plugin, "-c"]
+    return f"{shlex.join(['cdcpipe', *words])}, with the options of this connection"
 
 
 def slot_wal(facts: Facts) -> Iterator[Verdict]:

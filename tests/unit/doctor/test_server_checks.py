@@ -222,6 +222,9 @@ def test_the_command_that_makes_a_slot_publishes_what_was_asked_for() -> None:
     options = "--publication 'my pub' --table 'public.*' --exclude-column 'public.person.the name' -c"
     expected = f"error cdcpipe prepare -S s {options}, with the options of this connection"
     judge(server_checks.slot_state, facts(asked=asked, server=server()), expected)
+    other = Asked("s", "wal2json")
+    expected = "error cdcpipe -L -S s -P wal2json -c, with the options of this connection"
+    judge(server_checks.slot_state, facts(asked=other, server=server()), expected)
 
 
 def test_a_copy_of_the_primarys_slot_on_a_standby() -> None:
