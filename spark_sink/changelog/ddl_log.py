@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions, parse
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
+from spark_sink.source.ddl import name_unused
 from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class DdlLog:
                     try:
                         said = parse(row["content"].encode(), is_checked=True)
                     except ValueError as ex:  # recorded by an older version, which took it
-                        lsn = format_lsn(row["_cdc_lsn"])
-                        _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", lsn, ex)
+                        name_unused(row["_cdc_lsn"], ex)
                         continue
                     found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), said)
                     found.forget_dropped(done_lsn)

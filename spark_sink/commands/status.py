@@ -164,8 +164,7 @@ def _check(staging: Path | None, warehouse: Path | None, limits: Limits, argumen
         tables = None if warehouse is None else Tables(Warehouse.existing(warehouse))
         root = staging_directory(staging, None if tables is None else tables.house)
         with contextlib.ExitStack() as stack:
-            slot, least_lsn = _slot(root) if arguments else ("", 0)
-            monitor = stack.enter_context(SlotMonitor(arguments, slot)) if arguments else None
+            monitor, least_lsn = _monitor(stack, root, arguments)
             alert = judge(describe(root, tables, *_ask(monitor, lambda: False), least_lsn=least_lsn), limits)
     except click.UsageError as ex:
         alert = unknown(ex.format_message())
@@ -198,10 +197,7 @@ def _show(
             stack.enter_context(on_signals(stopping.set))
             if html is None and not as_json and sys.stdout.isatty():
                 screen = stack.enter_context(watching())
-        monitor, least_lsn = None, 0
-        if arguments:
-            slot, least_lsn = _slot(root)
-            monitor = stack.enter_context(SlotMonitor(arguments, slot, watch or 1.0))
+        monitor, least_lsn = _monitor(stack, root, arguments, watch or 1.0)
         while not stopping.is_set():
             try:
                 found = describe(root, tables, *_ask(monitor, stopping.is_set), least_lsn=least_lsn)
@@ -233,15 +229,19 @@ def _write_page(path: Path, page: str) -> None:
         raise
 
 
-def _slot(root: Path) -> tuple[str, int]:
-    """Return the name of the slot, and the LSN where the log ends now."""
+def _monitor(
+    stack: contextlib.ExitStack, root: Path, arguments: tuple[str, ...], interval_s: float = 1.0
+) -> tuple[SlotMonitor | None, int]:
+    """Start to ask the server, if ``arguments`` name one. Return the monitor, and the LSN where the log ended before it asked."""
+    if not arguments:
+        return None, 0
     epochs, _, end = read_chain(root)
     if end is None:
         raise InvalidArgumentsError(
             f"{root} has no log yet, so the name of its slot is not known",
             hint="leave the connection out, or start cdcpipe-spark first",
         )
-    return epochs[-1].slot, end.lsn
+    return stack.enter_context(SlotMonitor(arguments, epochs[-1].slot, interval_s)), end.lsn
 
 
 def _ask(monitor: SlotMonitor | None, is_stopping: Callable[[], bool]) -> tuple[SlotReport | None, CdcpipeError | None]:

@@ -292,7 +292,7 @@ class MicroBatch:
         for table, position in landed_snapshots.unfinished(warehouse) if new else ():
             if table in new:
                 _logger.warning("a copy of %s ended before its rows were in the changelog: nothing of it is kept", table)
-                want_copy(warehouse, table, position.lsn, "a copy of its rows was killed")
+                want_copy(warehouse, table, position.lsn, landed_snapshots.KILLED)
                 landed_snapshots.take_back(warehouse, table)
                 self._tables[table].versions = []
 
@@ -402,16 +402,15 @@ class MicroBatch:
             return
         is_new = not tables[table].versions
         for use in uses:
-            relation = use.relation
-            former: set[Table] = set()
+            relation, former = use.relation, {table}
             own, columns = (relation.namespace, relation.name), [column.name for column in relation.columns]
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
             if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
                 names = self._former_names
                 is_same = use.is_repeated or names.is_plain(relation.relation_id)
-                former = names.of(relation.relation_id, () if is_same else tables.published.parts(relation), is_new=is_new)
-            for each in sorted({table, *former}):
+                former |= names.of(relation.relation_id, () if is_same else tables.published.parts(relation), is_new=is_new)
+            for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)
 
     def _relations(self, table: Table) -> dict[tuple[str, str], set[int]]:

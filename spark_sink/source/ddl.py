@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Place
     from spark_sink.staging.log import Segment
 
-__all__ = ["Ddl", "read_ddl"]
+__all__ = ["Ddl", "name_unused", "read_ddl"]
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ class Ddl:
         return self.end_lsn, self.ordinal
 
 
+def name_unused(lsn: int, error: ValueError) -> None:
+    """Warn of the message at ``lsn`` that `schema.ddl.parse` refuses. It is not used."""
+    _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", format_lsn(lsn), error)
+
+
 def read_ddl(segments: Iterable[Segment]) -> list[Ddl]:
     """Return the captured DDL of the segments, in order.
 
@@ -72,7 +77,7 @@ def read_ddl(segments: Iterable[Segment]) -> list[Ddl]:
             try:
                 captured = parse(message.content)
             except ValueError as ex:
-                _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", format_lsn(lsn), ex)
+                name_unused(lsn, ex)
                 continue
             transaction = int(index.transaction[record])
             found.append(

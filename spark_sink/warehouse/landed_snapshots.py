@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_sink.files.places import make_directory, read_json, remove_tree, write_json
 from spark_sink.schema.table import Table
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["adds_rows", "record_end", "record_start", "take_back", "unfinished"]
+__all__ = ["KILLED", "adds_rows", "record_end", "record_start", "take_back", "unfinished"]
+
+KILLED: Final = "a copy of its rows was killed"
+"""Why a table needs another copy after an unfinished snapshot was taken back."""
 
 
 def record_start(house: Warehouse, table: Table, position: Position, *, adds_rows: bool = False) -> None:
