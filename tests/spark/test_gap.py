@@ -262,6 +262,14 @@ def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     assert "restore a newer copy" in (caught.value.hint or "")
 
 
+def go_on(shop: Shop, *keys: int) -> None:
+    """Run once more for each new row: the gap has no later effect."""
+    for key in keys:
+        shop.execute(f"insert into kept values ({key}, 'after')")
+        shop.run()
+        shop.check()
+
+
 def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> None:
     """What only the lost log had is a gap. If the server still has everything that the tables lack, the new log begins there."""
     shop.execute("insert into kept values (40, 'only in the log')")
@@ -273,10 +281,7 @@ def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> Non
     assert not list(shop.staging.glob("0*"))
     shop.run(on_gap="resnapshot")
     shop.check()
-    for number in (41, 42):
-        shop.execute(f"insert into kept values ({number}, 'after')")
-        shop.run()
-        shop.check()
+    go_on(shop, 41, 42)
     shutil.rmtree(lost)
 
     drop(shop)
@@ -302,10 +307,7 @@ def test_a_log_that_was_begun_without_the_tables(shop: Shop) -> None:
             shop.run()
     shop.run(on_gap="resnapshot")
     shop.check()
-    for number in (42, 43):
-        shop.execute(f"insert into kept values ({number}, 'after')")
-        shop.run()
-        shop.check()
+    go_on(shop, 42, 43)
 
 
 def test_a_run_that_is_given_another_directory_changes_nothing(shop: Shop) -> None:

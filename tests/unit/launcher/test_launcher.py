@@ -427,14 +427,20 @@ def test_an_idle_position_that_the_disk_has_refused_is_recorded_later(fake: Call
     made.check(WORK)
 
 
-def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture):
-    """Such as a copy that was made while the launcher was writing. The account alone would say that nothing is missing."""
+def without_newest_segment(fake: Callable[..., Fake]) -> Fake:
+    """Land all, with an account at 0/4000, and delete the last segment."""
     made = fake(WORK, [{}, {"idle": "0/4000"}])
     with Launcher(made.config(available_now=False)):
         until(lambda: made.confirmed_lsn == 0x4000)
     last = list_segments(made.staging)[-1]
     for path in last.path.parent.glob(f"*{last.path.stem}*"):
         path.unlink()
+    return made
+
+
+def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture):
+    """Such as a copy that was made while the launcher was writing. The account alone would say that nothing is missing."""
+    made = without_newest_segment(fake)
     made.set_turns([*({} for _ in made.starts), {"confirmed": "0/4000"}])
     with pytest.raises(GapError, match="slot 's' is at 0/4000, but the log has everything only up to"):
         made.run()
@@ -443,12 +449,7 @@ def test_a_directory_without_its_newest_segments_is_a_gap(fake: Callable[..., Fa
 
 def test_a_server_that_was_restored_with_a_directory_without_its_newest_segments_has_not_gone_back(fake: Callable[..., Fake]):
     """The streamer would take it for that: its WAL ends before the account of the lost segments."""
-    made = fake(WORK, [{}, {"idle": "0/4000"}])
-    with Launcher(made.config(available_now=False)):
-        until(lambda: made.confirmed_lsn == 0x4000)
-    last = list_segments(made.staging)[-1]
-    for path in last.path.parent.glob(f"*{last.path.stem}*"):
-        path.unlink()
+    made = without_newest_segment(fake)
     end = log_end(made.staging)
     assert end is not None
     (made.directory / "confirmed").unlink()

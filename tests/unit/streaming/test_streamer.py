@@ -24,6 +24,7 @@ from cdcpipe.replication.progress import UNREAD_INTERVAL_S, Progress
 from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.streamer import Streamer
 from support.fake_walsender import COPY_BOTH, FakeWalsender
+from support.waiting import until
 from support.wire import keepalive, wal_data
 
 
@@ -121,21 +122,25 @@ def test_a_connection_lost_while_the_last_records_wait_for_the_consumer(
         fcntl.fcntl(pipes.out_fd, fcntl.F_SETPIPE_SZ, 1 << 20)
     filled = os.write(pipes.out_fd, b"x" * (2 << 20))
 
-    def consume() -> None:
-        time.sleep(0.5)
-        found = 0
-        while found < filled + len(b"w 0/8 3\none"):
-            found += len(os.read(pipes.records_fd, 1 << 16))
-        os.write(pipes.commands_fd, b"F 0/8\n")
-        time.sleep(0.5)
-        os.write(pipes.commands_fd, b"q\n")
+    def consume(stream: Streamer) -> None:
+        try:
+            until(lambda: stream._hung_up)
+            found = 0
+            while found < filled + len(b"w 0/8 3\none"):
+                found += len(os.read(pipes.records_fd, 1 << 16))
+            os.write(pipes.commands_fd, b"F 0/8\n")
+            until(lambda: has_ended.is_set() or stream.state().confirmed_lsn == 8)
+        finally:
+            os.write(pipes.commands_fd, b"q\n")
 
-    consumer = threading.Thread(target=consume)
+    has_ended = threading.Event()
     to_the_end = COPY_BOTH + wal_data(8, b"one") + keepalive(32)
     with streamer(tmp_path, pipes, to_the_end, is_direct=is_direct, end_lsn=16, wait_after_end=wait_after_end) as stream:
+        consumer = threading.Thread(target=consume, args=(stream,))
         consumer.start()
         try:
             with pytest.raises(ConnectionClosedError, match="lost before the last feedback"):
                 stream.run()
         finally:
+            has_ended.set()
             consumer.join()
