@@ -217,7 +217,7 @@ def _options_of_others() -> set[str]:
 
 
 def _unknown(path: Path, place: str, key: str, known: Iterable[str]) -> click.UsageError:
-    close = difflib.get_close_matches(key.replace("_", "-"), sorted(known), 1)
+    close = difflib.get_close_matches(key.replace("_", "-"), sorted(set(known) - {key}), 1)
     return _error(path, place, f"there is no such option{f'; did you mean {close[0]}?' if close else ''}")
 
 

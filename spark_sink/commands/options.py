@@ -89,7 +89,8 @@ snapshot_options = (
         metavar="DURATION",
         default="10min",
         show_default=True,
-        help="Let the server hold the snapshot for this long after a kill or an error, so that the next start resumes it; or off.",
+        help="Let the server hold the snapshot for this long, at least a minute, after a kill or an error, so that the next start"
+        " resumes it; or off.",
     ),
 )
 

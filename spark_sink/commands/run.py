@@ -210,7 +210,8 @@ Example:
         metavar="DURATION",
         default="1h",
         show_default=True,
-        help="Look at each table this often, and compact its small files once there are more than 16; or off.",
+        help="Look at each table this often, at least a minute apart, and compact its small files once there are more than 16;"
+        " or off.",
     ),
     cloup.option(
         "--cluster-replicas",
@@ -242,7 +243,8 @@ Example:
         metavar="DURATION",
         default="off",
         show_default=True,
-        help="Remove, once a day and for good, changes that committed longer ago than this (30d), as cdcpipe-spark purge does.",
+        help="Remove, once a day and for good, changes that committed longer ago than this (30d; at least an hour), as"
+        " cdcpipe-spark purge does.",
     ),
     cloup.option(
         "--keep-history",
@@ -250,7 +252,8 @@ Example:
         metavar="DURATION",
         default="off",
         show_default=True,
-        help="Remove, once a day and for good, versions of rows that ended longer ago than this (365d) from the histories.",
+        help="Remove, once a day and for good, versions of rows that ended longer ago than this (365d; at least an hour) from the"
+        " histories.",
     ),
 )
 @cloup.option_group(
