@@ -403,7 +403,7 @@ def move_files(source: Path, target: Path, names: Iterable[str]) -> None:
         copy_files(source, target, names)
         return
     for each in names:
-        (source / each).touch()
+        os.utime(source / each)  # not `touch`: a new empty file would replace one that was moved before
         (source / each).rename(target / each)
 
 

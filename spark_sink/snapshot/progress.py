@@ -15,10 +15,10 @@ import json
 import re
 import secrets
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_sink.files.parquet import WrittenFile
-from spark_sink.files.places import list_names, make_directory, put_if_absent, read_json, remove_tree, write_json
+from spark_sink.files.places import list_names, make_directory, put_if_absent, read_json, remove_tree, sync_directory, write_json
 from spark_sink.snapshot.plan import Chunk
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Begun", "Written", "begin", "note", "resume"]
+
+_BEGUN: Final = "begun.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,15 @@ class Begun:
         """Return the path of a chunk's record."""
         return self.directory / f"{number}-{self.token}.json"
 
+    def end(self) -> None:
+        """Record that the files may be moved from now on, so that no later run resumes the copy without them."""
+        (self.directory / _BEGUN).unlink(missing_ok=True)
+        sync_directory(self.directory)
+
 
 def resume(directory: Path, purpose: str) -> Begun | None:
     """Return the copy that was begun in a directory. If it has another ``purpose``, remove the directory and return None."""
-    found = read_json(directory / "begun.json")
+    found = read_json(directory / _BEGUN)
     if found is None or found["purpose"] != purpose:
         remove_tree(directory)
         return None
@@ -78,7 +85,7 @@ def begin(
     token = secrets.token_hex(8)
     cut = [list(asdict(chunk).values()) for chunk in chunks]
     write_json(
-        directory / "begun.json",
+        directory / _BEGUN,
         {"purpose": purpose, "chunks": cut, "time_us": time_us, "token": token, "definition": list(definition)},
     )
     return Begun(directory, tuple(chunks), time_us, token, definition)

@@ -173,6 +173,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     with copying.lock.alone(copying.is_stopping):
         check_unchanged(warehouse)
         purged_changes.check(warehouse, table, position.lsn - 1)  # the changes after the position must all be there
+        begun.end()
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
         history = SchemaHistory(spark, warehouse, PublishedTables(None))

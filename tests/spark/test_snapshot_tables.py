@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.exported import SnapshotError
+from spark_sink.delta import file_table
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
@@ -199,7 +201,36 @@ def test_a_copy_that_ended_before_its_rows_were_there_is_none(
     road.connection.close()
 
 
-def raise_interrupted(*_arguments: Any) -> None:
+def test_killed_while_its_files_come_to_the_changelog_a_copy_is_read_again(
+    database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server still holds the snapshot, but the files are no longer where the finished chunks say."""
+    road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
+    road.execute(
+        "create table t (id int primary key, v text); insert into t select g, 'a' || g from generate_series(1, 500) g",
+        "create table nokey (v text); insert into nokey values ('a'), ('a')",
+        "create publication everything for table t, nokey",
+    )
+    road.land()
+    road.execute("update t set v = 'c' where id = 1", "insert into nokey values ('b')")
+    road.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(file_table, "commit", raise_interrupted)
+        with pytest.raises(Exception, match="unexpected RuntimeError in line"):
+            road.snapshot("t", "nokey", hold_s=60.0)
+    assert landed_snapshots.unfinished(road.house)
+    again = road.snapshot("t", "nokey", hold_s=60.0)
+    assert {table.name: rows for table, (rows, _) in again.copied.items()} == {"t": 500, "nokey": 3}
+    assert Counter(row["v"] for row in road.changes("nokey").where("_cdc_op = 'snapshot'").collect()) == {"a": 2, "b": 1}
+    road.execute("delete from t where id = 2")
+    road.run()
+    road.assert_equal("t", "id", "v")
+    for table in ("t", "nokey"):
+        road.assert_once(table)
+    road.connection.close()
+
+
+def raise_interrupted(*_arguments: Any, **_options: Any) -> None:
     msg = "interrupted"
     raise RuntimeError(msg)
 

@@ -69,3 +69,14 @@ def test_a_place_in_azure_has_an_account(scheme: str, monkeypatch: pytest.Monkey
     ):
         with pytest.raises(InvalidArgumentsError, match=r"write abfss?://CONTAINER@ACCOUNT\.dfs\.core\.windows\.net/PATH"):
             place(f"{scheme}://{wrong}")
+
+
+def test_a_move_that_is_repeated_leaves_the_moved_file_as_it_is(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "rows").write_bytes(b"rows")
+    places.move_files(source, target, ["rows"])
+    with pytest.raises(FileNotFoundError):
+        places.move_files(source, target, ["rows"])
+    assert (target / "rows").read_bytes() == b"rows"

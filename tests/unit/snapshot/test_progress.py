@@ -1,0 +1,21 @@
+"""What is recorded of a copy, so that a later run can resume it."""
+
+from pathlib import Path
+
+from spark_sink.files.parquet import WrittenFile
+from spark_sink.snapshot.plan import Chunk
+from spark_sink.snapshot.progress import Written, begin, note, resume
+
+CHUNK = Chunk(16384, "public.t", 16384)
+WRITTEN = Written(2, WrittenFile("part-0.parquet", 900, 2, {}, {}, {}), {})
+
+
+def test_a_copy_is_resumed_until_its_files_may_be_moved(tmp_path: Path) -> None:
+    begun = begin(tmp_path / "notes", "why", [CHUNK], 7)
+    note(begun.note(0), WRITTEN)
+    again = resume(tmp_path / "notes", "why")
+    assert again is not None
+    assert (again.chunks, again.time_us, again.done) == ((CHUNK,), 7, {0: WRITTEN})
+    again.end()
+    assert resume(tmp_path / "notes", "why") is None
+    assert not (tmp_path / "notes").exists()
