@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from spark_sink.client.exported import ExportedSnapshot
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
@@ -66,12 +67,20 @@ class GapSnapshot(Snapshot):
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
         """Export a snapshot from after the gap. Raises InterruptedError once ``is_stopping`` is True."""
         _logger.warning("copying all tables anew: %s", self._cause)
+        self._take(is_stopping)
+
+    def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         # A server that was promoted may not have reached the end of the log yet. (The snapshot itself moves the WAL on.)
         while look_up(self.config, is_stopping).wal_lsn < self._gap_end_lsn:
             if is_stopping():
                 raise InterruptedError
             time.sleep(_LOOK_S)
-        self._take(is_stopping)
+        export = super()._take(is_stopping)
+        if export.consistent_point < self._gap_end_lsn:  # an earlier run has taken it after an earlier gap
+            _logger.info("the snapshot of the earlier run lacks what this gap has lost")
+            self._release(is_done=True)
+            export = super()._take(is_stopping)
+        return export
 
     def _lacks(self, table: Table) -> bool:
         return table not in self.copied and not gaps.is_copied_since(self.warehouse, table, self._gap_end_lsn)

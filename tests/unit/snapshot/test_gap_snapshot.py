@@ -3,10 +3,13 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cdcpipe.lsn import LSN
+from spark_sink.snapshot import copy
 from spark_sink.snapshot import gap as module
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.staging.gap import Gap
@@ -35,22 +38,49 @@ def snapshot(server: Fake, tmp_path: Path) -> GapSnapshot:
     return GapSnapshot(replace(server.config(), available_now=False), house)
 
 
+class Exports:
+    """Stands in for `ExportedSnapshot`: snapshots at these positions, the first of which another run has left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *lsns: int) -> None:
+        self.lsns = list(lsns)
+        self.done: list[str] = []
+        monkeypatch.setattr(copy, "ExportedSnapshot", self.take)
+
+    def take(self, *_: Any, **_options: Any) -> Any:
+        lsn, is_left_over = LSN(self.lsns.pop(0)), not self.done
+        self.done.append(f"{lsn} taken")
+        return SimpleNamespace(consistent_point=lsn, is_left_over=is_left_over, close=lambda: self.done.append(f"{lsn} dropped"))
+
+
 def looks(server: Fake) -> int:
     return sum("prepare" in json.loads(line) for line in server.read("starts"))
 
 
 def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
-    monkeypatch.setattr(snapshot, "_take", taken.append)
+    exports = Exports(monkeypatch, 0x510)
     snapshot.prepare(lambda: False)
-    assert (looks(server), len(taken)) == (3, 1)
+    assert (looks(server), exports.done) == (3, ["0/510 taken"])
+    # So does the next one, if the server drops this one during the copies.
+    server.set_turns([{"wal_lsn": lsn} for lsn in ("0/450", "0/500")])
+    (server.directory / "starts").unlink()
+    exports.lsns.append(0x520)
+    snapshot._take_another()
+    assert (looks(server), exports.done) == (2, ["0/510 taken", "0/510 dropped", "0/520 taken"])
+
+
+def test_a_snapshot_from_before_the_gap_is_not_used(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run took it after an earlier gap, and was killed. The server has it still, but not the changes that were lost since."""
+    exports = Exports(monkeypatch, 0x4F0, 0x510)
+    snapshot.prepare(lambda: False)
+    assert exports.done == ["0/4F0 taken", "0/4F0 dropped", "0/510 taken"]
+    assert not snapshot._is_begun
 
 
 def test_a_stop_ends_the_wait(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_take", lambda _: pytest.fail("the WAL has not passed the gap"))
+    exports = Exports(monkeypatch)
     with pytest.raises(InterruptedError):
         snapshot.prepare(lambda: looks(server) >= 2)
-    assert looks(server) == 2
+    assert (looks(server), exports.done) == (2, [])
 
 
 def test_a_gap_that_comes_during_the_copies_stays_open(snapshot: GapSnapshot) -> None:
