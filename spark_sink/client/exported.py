@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, SlotConfig, creation_arguments, look_up, prepare_arguments
@@ -52,7 +52,8 @@ class ExportedSnapshot:
     constructor asks ``is_stopping``, and raises InterruptedError when the answer is True.
 
     It continues with an earlier snapshot only if ``hold_s`` is not 0, if that snapshot was taken for the same ``tables``
-    ("schema.name"; empty for all published tables), and if these tables have not changed their definition since.
+    ("schema.name"; empty for all published tables), if these tables have not changed their definition since, and if the slot is
+    still there.
     """
 
     def __init__(
@@ -116,7 +117,11 @@ class ExportedSnapshot:
 
     def _is_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether server and tables are the same as ``then``, and the server still holds the snapshot."""
-        return self._described(then) == self._described(look_up(self._config, is_stopping)) and self._say(b"\n")
+        try:
+            now = look_up(self._config, is_stopping)
+        except (LostSlotError, SlotDoesNotExistError):  # a new slot begins later: nothing has the changes since the snapshot
+            return False
+        return self._described(then) == self._described(now) and self._say(b"\n")
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return the facts that have to be the same before another process may continue with a snapshot."""

@@ -724,6 +724,9 @@ def test_a_snapshot_that_was_left_is_gone_on_with_where_it_fits(source: Source) 
     expect_new(take(tables=("public.t",)))
     expect_new(take(hold_s=0.0))  # which holds nothing, so that nothing is left
     expect_new(take())
+    source.sql(f"select pg_drop_replication_slot('{source.slot}')")
+    expect_new(take())
+    assert slot_exists(source.config())
     # The server ends it: so does who holds it, and there is nothing to go on with.
     ends = (
         "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
