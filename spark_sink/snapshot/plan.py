@@ -75,13 +75,15 @@ SELECT json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
             'rows', l.reltuples, 'is_heap', am.amname = 'heap',
             'is_toasted', coalesce(pg_relation_size(nullif(l.reltoastrelid, 0)) > 0, false),
-            'pages', pg_relation_size(l.oid) / current_setting('block_size')::int) ORDER BY l.oid)
+            'pages', coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int) ORDER BY l.oid)
         FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace JOIN pg_am am ON am.oid = l.relam
         WHERE l.oid IN {leaves})
 )::text
 FROM {published} w JOIN pg_class c ON c.oid = w.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 """
+"""The rows are those of the snapshot, but functions look into today's catalog: for a table that was dropped since they return NULL.
+Its chunk then says so (RewrittenError), if somebody wants the table at all."""
 
 
 class LockedError(SnapshotError):
