@@ -71,7 +71,7 @@ class CatalogLook:
         for each in wanted_copies.waiting(house):
             versions = house.versions(each.table)
             if each.table not in known and not (versions and versions[-1].relation_id in kept):
-                _logger.info("table %s is not published any more, and waits for no copy", each.table)
+                _logger.info("table %s is not published any more, or has no columns: it waits for no copy", each.table)
                 wanted_copies.give_up(house, each.table)
         return True
 

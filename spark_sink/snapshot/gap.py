@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_sink.client.prepare import look_up
 from spark_sink.schema.table import Table
+from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids
@@ -40,7 +41,7 @@ _LOOK_S = 1.0
 
 
 class GapSnapshot(Snapshot):
-    """Copies every published table that was not copied since the last gap.
+    """Copies every published table that was not copied since the last gap, and has columns.
 
     Each table goes to the tables of its present name: what was renamed in the gap is never told.
     """
@@ -58,7 +59,8 @@ class GapSnapshot(Snapshot):
         if not self._gap_end_lsn:
             return False
         homes = Homes(self.warehouse)
-        tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in published)
+        wanted = publication.published(published)
+        tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in wanted)
         if any(map(self._lacks, tables)):
             return True
         self._finish()
@@ -92,7 +94,7 @@ class GapSnapshot(Snapshot):
         self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
-        return [table for table in plan.tables if self._lacks(homes.of(table.relation))]
+        return [table for table in plan.tables if table.relation.columns and self._lacks(homes.of(table.relation))]
 
     def _finish(self) -> None:
         gaps.record_healed(self.warehouse, self._gap_end_lsn)

@@ -100,14 +100,14 @@ def _is_of(house: Warehouse, config: SlotConfig, prepared: Prepared) -> bool:
     return (source.slot, source.system_id, source.database) == (config.slot, prepared.system_id, prepared.database)
 
 
-def published(found: Prepared) -> list[Mapping[str, Any]]:
-    """Return the published tables that have columns: without any there is nothing to copy."""
-    return [each for each in found.tables if each["columns"]]
+def published(tables: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return those of the published ``tables`` that have columns: without any there is nothing to copy anew."""
+    return [each for each in tables if each["columns"]]
 
 
 def seen(found: Prepared, kept: Mapping[int, SeenTable] = _NOTHING, homes: Homes | None = None) -> Seen:
     """Return what is kept of an answer, with those that are ``kept`` of the look before. ``homes`` has the warehouse's tables."""
-    tables: Iterable[SeenTable] = map(SeenTable.of, published(found))
+    tables: Iterable[SeenTable] = map(SeenTable.of, published(found.tables))
     if homes is not None:
         tables = [replace(each, is_known=homes.has(each.relation_id, each.table)) for each in tables]
     return Seen(found.system_id, int(found.wal_lsn), {each.relation_id: kept.get(each.relation_id, each) for each in tables})
@@ -118,7 +118,7 @@ def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, S
     if before is None or before.system_id != found.system_id:
         return {}
     kept = {}
-    for now in map(SeenTable.of, published(found)):
+    for now in map(SeenTable.of, published(found.tables)):
         then = before.tables.get(now.relation_id)
         lsn = None if then is None else then.undecided_lsn
         if then is not None and then.table == now.table and lsn is None:
@@ -161,7 +161,7 @@ def compare(
     """
     if before is None or before.system_id != found.system_id:
         return []
-    new = [each for each in published(found) if int(each["relation_id"]) not in kept]
+    new = [each for each in published(found.tables) if int(each["relation_id"]) not in kept]
     return [finding for each in new for finding in _compare(before, each, int(found.wal_lsn), is_keyed, homes)]
 
 

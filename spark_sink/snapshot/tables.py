@@ -24,7 +24,7 @@ from spark_sink.snapshot.initial import is_unfinished
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Sized
 
     from spark_sink.snapshot.homes import Homes
     from spark_sink.snapshot.plan import Plan, TablePlan
@@ -64,7 +64,7 @@ class TableSnapshot(Snapshot):
             )
         export = self._take(is_stopping)
         self._check_source("but the server has", system_id=export.prepared.system_id, database=export.prepared.database)
-        self._check_published([f"{table['schema']}.{table['name']}" for table in export.prepared.tables])
+        self._check_published({f"{table['schema']}.{table['name']}": table["columns"] for table in export.prepared.tables})
 
     def _bind(self, epoch: Epoch) -> None:
         self._check_source(f"but {self.config.staging} has", system_id=epoch.system_id, database=epoch.database, slot=epoch.slot)
@@ -78,13 +78,19 @@ class TableSnapshot(Snapshot):
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         published = {str(name_of(table.relation)): table for table in plan.tables}
-        self._check_published(published)
+        self._check_published({name: table.relation.columns for name, table in published.items()})
         return [published[name] for name in self._names if homes.of(published[name].relation) not in self.copied]
 
-    def _check_published(self, published: Collection[str]) -> None:
+    def _check_published(self, published: Mapping[str, Sized]) -> None:
+        """Raise InvalidArgumentsError unless each table to copy is published, and has columns: ``published`` has those of each."""
         missing = [name for name in self._names if name not in published]
         if missing:
             raise InvalidArgumentsError(
                 f"not published: {', '.join(missing)}; the published tables are: {', '.join(sorted(published)) or 'none'}",
                 hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table, either the root or the leaves are published",
+            )
+        empty = [name for name in self._names if not published[name]]
+        if empty:
+            raise InvalidArgumentsError(
+                f"no column is published of: {', '.join(empty)}; so their rows have nothing to copy", hint="leave these tables out"
             )

@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.snapshot import copy
 from spark_sink.snapshot import gap as module
 from spark_sink.snapshot.gap import GapSnapshot
+from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.plan import Plan, TablePlan
+from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse import gaps
@@ -92,3 +97,36 @@ def test_a_gap_that_comes_during_the_copies_stays_open(snapshot: GapSnapshot) ->
     assert gaps.open_gap(snapshot.warehouse) == gaps.TablesGap(later.gap, later.start)
     assert not GapSnapshot(snapshot.config, snapshot.warehouse).is_needed([])
     assert gaps.open_gap(snapshot.warehouse) is None
+
+
+def published(name: str, *columns: str) -> dict[str, Any]:
+    return {"relation_id": 16400 + len(columns), "schema": "public", "name": name, "columns": list(columns)}
+
+
+def planned(name: str, *columns: str) -> TablePlan:
+    described = tuple(Column(0, each, 23, -1) for each in columns)
+    return TablePlan(Relation(None, 16400 + len(columns), "public", name, "d", described), (), (), None, (), 0)
+
+
+def test_a_table_without_columns_is_not_copied(snapshot: GapSnapshot) -> None:
+    """Its version would say nothing, so that no copy of it would ever count as one."""
+    plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
+    assert [each.relation.name for each in snapshot._choose(plan, Homes(snapshot.warehouse))] == ["t"]
+    assert snapshot.is_needed([published("bare"), published("t", "id")])
+    assert gaps.open_gap(snapshot.warehouse) is not None
+    assert not snapshot.is_needed([published("bare")])
+    assert gaps.open_gap(snapshot.warehouse) is None
+
+
+def test_such_a_table_is_refused_if_it_is_named(snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = TableSnapshot(snapshot.config, snapshot.warehouse, ["public.t", "public.bare"])
+    prepared = SimpleNamespace(system_id="7", database="db", tables=[published("bare"), published("t", "id")])
+    monkeypatch.setattr(named, "_take", lambda _: SimpleNamespace(prepared=prepared))
+    refusal = r"^no column is published of: public\.bare; "
+    with pytest.raises(InvalidArgumentsError, match=refusal):
+        named.prepare(lambda: False)
+    prepared.tables[0]["columns"] = ["id"]
+    named.prepare(lambda: False)
+    plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
+    with pytest.raises(InvalidArgumentsError, match=refusal):  # the column was dropped since
+        named._choose(plan, Homes(snapshot.warehouse))
