@@ -29,7 +29,7 @@ from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
-from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.homes import Homes, name_of
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
@@ -68,7 +68,7 @@ def is_unfinished(warehouse: Warehouse) -> bool:
 
 
 class InitialSnapshot(Snapshot):
-    """Copies every published table that has no changelog yet.
+    """Copies every published table that has no changelog yet, neither under its name nor, if DDL is captured, under a former one.
 
     ``mode`` is ``initial``, ``never`` or None. None means ``initial`` for a new warehouse if the slot may be created (``-c``). It
     also means ``initial`` if an initial snapshot is unfinished.
@@ -161,7 +161,9 @@ class InitialSnapshot(Snapshot):
         record_staging(self.warehouse, self.config.staging)
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
-        chosen = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
+        lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
+        # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.
+        chosen = [each for each in lacking if homes.is_certain(each.relation.relation_id, name_of(each.relation))]
         self._forget_later_parts(chosen)
         return chosen
 
@@ -189,16 +191,22 @@ class InitialSnapshot(Snapshot):
         """Have the tables copied that this snapshot does not have. Recorded before the end, so that a kill can't lose it.
 
         They came into the publication after it was taken, or they had changes before a run was asked for it. Tables that came after
-        the last look at the catalog are found by the next look.
+        the last look at the catalog are found by the next look. So are those that may have been renamed, once the stream has told.
         """
         seen, homes = published_tables.read(self.warehouse), Homes(self.warehouse)
         if seen is None:
             return
+        known = dict(seen.tables)
         for each in seen.tables.values():
             table = homes.table(each.relation_id, each.table)
-            if not is_copied_since(self.warehouse, table, 0):
-                why = publication.NOT_COPIED if self.warehouse.has_changelog(table) else publication.CAME
+            has_changelog = self.warehouse.has_changelog(table)
+            if not has_changelog and not homes.is_certain(each.relation_id, each.table):
+                known[each.relation_id] = replace(each, undecided_lsn=each.undecided_lsn or seen.lsn)
+            elif not is_copied_since(self.warehouse, table, 0):
+                why = publication.NOT_COPIED if has_changelog else publication.CAME
                 wanted_copies.want(self.warehouse, table, seen.lsn, why)
+        if known != seen.tables:
+            published_tables.write(self.warehouse, replace(seen, tables=known))
 
     def _note(self, *, is_complete: bool) -> None:
         path = _path(self.warehouse)

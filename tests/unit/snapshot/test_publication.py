@@ -16,7 +16,7 @@ from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.homes import Homes
-from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.snapshot.initial import InitialSnapshot, is_unfinished
 from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
 from spark_sink.snapshot.publication import (
     ATTACHED,
@@ -208,6 +208,27 @@ def test_a_copy_goes_to_no_wrong_tables(house: Warehouse) -> None:
     with pytest.raises(SnapshotError):
         Homes(house).check(relation(102, "a"), 200)
     homes.check(relation(102, "c"), 200)
+
+
+def test_an_initial_snapshot_leaves_out_what_may_have_been_renamed(house: Warehouse, tmp_path: Path) -> None:
+    """It ended with the advice to wait for the stream, which comes to the tables only after it, and so did each later run."""
+    write(house, seen(found(table("b"), table("new", relation_id=101), lsn=200)))
+    plans = (TablePlan(relation(number, name), (1,), (), None, (), 0) for number, name in ((100, "b"), (101, "new")))
+    snapshot = InitialSnapshot(LauncherConfig("slot", tmp_path / "staging"), house, "initial")
+    chosen = snapshot._choose(Plan(tuple(plans), 0, is_utf8=True), Homes(house))
+    assert [each.relation.name for each in chosen] == ["new"]
+    house.write_versions(Table("public", "new"), [replace(version(200, 0, ID, 101), snapshot=((1, "id"),))])
+    snapshot._finish()
+    assert (is_unfinished(house), waiting(house)) == (False, [])
+    # The next looks wait for the stream. Then its tables, which no snapshot has, get their copy.
+    before = read(house)
+    assert before is not None
+    now = found(table("b"), table("new", relation_id=101), lsn=210)
+    findings, record = looks(house, before, now)
+    assert (findings, record.tables[100].undecided_lsn) == ([], 200)
+    house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
+    house.record(Position(1, 200))
+    assert looks(house, record, now)[0] == [Finding(A, 210, CAME)]
 
 
 def test_the_record_in_the_warehouse(tmp_path: Path) -> None:
