@@ -387,7 +387,8 @@ def _has_unknown(rows: DataFrame, current: DataFrame, log: TableLog, piece: Piec
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
     in_range = current.where(" AND ".join(["true", *_ranges_sql(reduction.key_sql(current.schema, piece.columns), summary)]))
     key = reduction.key_struct(current, piece.columns).alias("_cdc_key")
-    keys = in_range.select(key, F.col("_metadata.file_name").alias("_cdc_file"))
+    # `F.col` would find a column that the table itself calls so.
+    keys = in_range.select(key, current.metadataColumn("_metadata")["file_name"].alias("_cdc_file"))
     file = F.when(~is_moved, F.col("_cdc_file"))  # null also for a row that is not there
     files = {row[0] for row in incomplete.join(keys, "_cdc_key", "left").select(file).distinct().collect()}
     if None in files:

@@ -14,8 +14,11 @@ name, with every byte but ``a-z 0-9 _`` as ``%XX`` (`original_name` reverses thi
 - an empty name, and a name that begins with ``_cdc_``, the prefix of the metadata;
 - a name that ends like a versioned name, ``total__int``;
 - a name that differs only in case from an earlier column, because Spark ignores case;
-- with ``--column-names sanitize``, a name that Delta can't have without column mapping (a space, a dot, one of ``,;{}()=``). Only a
-  new column gets such a name: a column that a table has under its own name keeps it, and the other way round.
+- ``_metadata``, the name of Spark's hidden column: Delta finds deletion vectors by it, so it can't read such a table;
+- with ``--column-names sanitize``, a name that Delta can't have without column mapping (a space, a dot, one of ``,;{}()=``).
+
+For the last two reasons only a new column gets such a name: a column that a table has under its own name keeps it, and the other
+way round.
 
 **Versions.** A column may get another type later. In a schema that grew over several versions, a column is widened if the new type
 holds every value of the old one exactly (`holds`). With any other type it becomes another column, ``NAME__TYPE``
@@ -187,6 +190,8 @@ def _escaped_name(name: str) -> str:
     return _ESCAPED_PREFIX + spelled.replace("__", "_%5F")
 
 
+_HIDDEN: Final = "_metadata"
+"""The hidden column of Spark's tables of files."""
 _UNFIT: Final = re.compile(r"[ ,;{}()\n\t=.]")
 """The characters for which delta/schema.py turns on column mapping."""
 
@@ -350,7 +355,7 @@ class _Columns:
         if field is not None and widen and holds(kind, field.dataType):
             field.dataType = kind
             return
-        if field is None and sanitize and _UNFIT.search(base):
+        if field is None and (base.lower() == _HIDDEN or (sanitize and _UNFIT.search(base))):
             base = _escaped_name(column.name)
         field = StructField(base if field is None else versioned_name(base, kind), kind)
         self.fields.append(field)

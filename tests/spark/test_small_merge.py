@@ -360,6 +360,19 @@ def test_a_value_that_was_not_sent_of_a_column_that_the_replica_always_had(house
     assert house.rows("id", "a", "blob", "_cdc_unchanged") == [(1, 7, None, ["blob"]), (2, 5, None, None), (3, 7, "three", None)]
 
 
+def test_a_column_with_the_name_of_sparks_hidden_one(house: House, tmp_path: Path) -> None:
+    """A replica of an older version may have such a column. Without deletion vectors, Delta merges it."""
+    house.warehouse = Warehouse(tmp_path / "another", "delta", readers="any")
+    house.warehouse.open(EPOCH)
+    house.warehouse.write_versions(TABLE, [Version(0, 0, 7, ("id",), ("id",))])
+    schema = schema_of("id int, _metadata string")
+    house.append(schema, [change(10, "insert", (key, f"own {key}")) for key in (1, 2)], 0, 10)
+    assert house.apply(10)
+    house.append(schema, [change(20, "update", (3, None), ["_metadata"])], 10, 20)
+    assert not house.apply(20)
+    assert house.rows("id", "_metadata", "_cdc_unchanged") == [(1, "own 1", None), (2, "own 2", None), (3, None, ["_metadata"])]
+
+
 def test_another_program_commits_meanwhile(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program deletes a row after the merge has read the files, and before its commit. The merge reads again."""
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)

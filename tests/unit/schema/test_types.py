@@ -164,6 +164,18 @@ def test_only_new_columns_are_sanitized() -> None:
         assert base_names(later, relation(1, "t", ("unit price", TEXT))) == ["_cdc_column_unit%20price"]
 
 
+@pytest.mark.parametrize(("name", "spelled"), [("_metadata", "_cdc_column__metadata"), ("_MetaData", "_cdc_column__%4Deta%44ata")])
+def test_only_a_new_column_is_not_called_like_the_hidden_one(name: str, spelled: str) -> None:
+    described = relation(1, "t", ("id", INT), (name, INT))
+    columns = merge_columns(None, [described])
+    assert columns.names == ["id", spelled]
+    assert assign_columns(columns, described)[1].name == base_names(columns, described)[1] == spelled
+    assert original_name(spelled) == name
+    own = StructType([StructField("id", IntegerType()), StructField(name, IntegerType())])
+    assert merge_columns(own, [described]) == own
+    assert base_names(own, described) == own.names
+
+
 def test_a_column_that_has_no_place_is_an_error() -> None:
     with pytest.raises(SchemaError, match=r"'public\.t' has a column 'd' of Spark type string") as caught:
         assign_columns(merge_columns(None, [relation(1, "t", ("d", INT))]), relation(1, "t", ("d", TEXT)))
