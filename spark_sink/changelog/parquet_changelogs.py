@@ -19,7 +19,7 @@ from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, part_name
 from spark_sink.schema.table import has_key
 from spark_sink.schema.types import ENDS, split_schema, typed_schema
-from spark_sink.spark.sql import quote
+from spark_sink.spark.sql import only, quote
 from spark_sink.warehouse import appends
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -69,7 +69,8 @@ class ParquetChangelogs(Changelogs[Files]):
         found = appends.list_appends(path)
         if not found:
             raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}", hint=_STATUS_HINT)
-        return self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true").parquet(str(path))
+        reader = self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true")
+        return reader.parquet(only(str(path)))
 
     def open_files(self, table: Table, schema: StructType, before: Files | None = None) -> Files:  # noqa: ARG002
         """Create an empty directory for the files."""
@@ -110,7 +111,7 @@ class ParquetChangelogs(Changelogs[Files]):
         # Each append has all columns of the appends before it. The view has the columns of all of them.
         return (
             f"CREATE VIEW IF NOT EXISTS {name} WITH SCHEMA EVOLUTION AS SELECT * "
-            f"FROM parquet.{quote(str(path))} WITH (mergeSchema = 'true', recursiveFileLookup = 'true')"
+            f"FROM parquet.{quote(only(str(path)))} WITH (mergeSchema = 'true', recursiveFileLookup = 'true')"
         )
 
 

@@ -18,8 +18,6 @@ __all__ = ["plain_files"]
 _MOST_FILES: Final = 32
 """Spark lists up to this many paths without a job (spark.sql.sources.parallelPartitionDiscovery.threshold)."""
 _KNOWN_FEATURES: Final = {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
-_SPECIAL: Final = re.compile(r"[][*?{}\\]")
-"""Characters that Spark takes for a pattern in a path."""
 
 
 def plain_files(log: TableLog) -> list[Path]:
@@ -28,7 +26,7 @@ def plain_files(log: TableLog) -> list[Path]:
     A file may lack a column that the table got later: Spark reads NULL then, as Delta does.
     """
     is_few = places.is_local(log.path) and len(log.files) <= _MOST_FILES
-    if not is_few or _SPECIAL.search(str(log.path)) or log.obstacle("readerFeatures", _KNOWN_FEATURES):
+    if not is_few or log.obstacle("readerFeatures", _KNOWN_FEATURES):
         return []
     found = []
     for file in log.files:

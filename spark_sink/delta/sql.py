@@ -24,7 +24,7 @@ from spark_sink.delta.schema import MAPPING_MODE, columns, needed_features
 from spark_sink.delta.small import plain_files
 from spark_sink.files import places
 from spark_sink.spark import session
-from spark_sink.spark.sql import literal, quote
+from spark_sink.spark.sql import literal, only, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ def read_at(spark: SparkSession, log: TableLog) -> DataFrame:
     """
     files = plain_files(log)
     if files:
-        return spark.read.schema(columns(log.metadata)).parquet(*map(places.name, files))
+        return spark.read.schema(columns(log.metadata)).parquet(*(only(places.name(file)) for file in files))
     return _read_version(spark, log.path, log.version)
 
 
@@ -106,7 +106,7 @@ def read_files(spark: SparkSession, log: TableLog, names: Collection[str]) -> Da
     """Return the rows of the table's files with these names, without directories, also rows that deletion vectors have deleted."""
     table = file_table.of_log(log)
     paths = [unquote(str(file["path"])) for file in log.files]
-    wanted = [places.name(log.path / path) for path in paths if path.rpartition("/")[2] in names]
+    wanted = [only(places.name(log.path / path)) for path in paths if path.rpartition("/")[2] in names]
     return spark.read.schema(table.physical).parquet(*wanted).toDF(*table.schema.names)
 
 

@@ -44,7 +44,7 @@ from spark_sink.files import places
 from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
-from spark_sink.spark.sql import literal, quote
+from spark_sink.spark.sql import literal, only, path_of, quote
 from spark_sink.warehouse.formats import VIEW
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -251,7 +251,8 @@ class CatalogDatabase:
                 raise
             return str((ex.getMessageParameters() or {}).get("path")).removeprefix("file:")
         found = _PARQUET_OF.search(self._described(name).get("View Text", ""))
-        return None if found is None or self._warehouse.format.exists(Path(found[1])) else found[1]
+        place = None if found is None else path_of(found[1])
+        return None if place is None or self._warehouse.format.exists(Path(place)) else place
 
     def _drop(self, name: str, path: Path) -> None:
         """Drop a name, and that of the view beside it, if they are names of the table at ``path``."""
@@ -326,7 +327,7 @@ def _location(described: Mapping[str, str]) -> str:
 
 def _is_of(described: Mapping[str, str], path: Path) -> bool:
     """Tell whether a description in the catalog is that of the table at ``path``."""
-    return _location(described) == places.name(path) or quote(str(path)) in str(described.get("View Text", ""))
+    return _location(described) == places.name(path) or quote(only(str(path))) in str(described.get("View Text", ""))
 
 
 def _parsed(field: StructField) -> str:

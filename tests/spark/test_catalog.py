@@ -138,16 +138,17 @@ def test_a_moved_warehouse(spark: SparkSession, database: str, tmp_path: Path, c
 
 
 def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_path: Path) -> None:
-    log = Log(tmp_path / "staging")
+    """Its directory's name is a pattern for Spark."""
+    log, first = Log(tmp_path / "staging"), tmp_path / "warehouse[1]"
     options: dict[str, Any] = {"format": "parquet", "catalog_database": database}
     log.segment([FRUIT, into(FRUIT, b"1", None)])
-    Pipeline(spark, log.root, tmp_path / "warehouse", **options).process_available()
+    Pipeline(spark, log.root, first, **options).process_available()
     changes = spark.table(f"{database}.public__fruit__changelog")
     assert "_cdc_batch" not in changes.columns
     assert changes.count() == 1
     log.segment([FRUIT_LATER, into(FRUIT_LATER, b"2", None, b"red")])
-    (tmp_path / "warehouse").rename(tmp_path / "moved")
-    Pipeline(spark, log.root, tmp_path / "moved", **options).process_available()
+    first.rename(tmp_path / "moved*[2]")
+    Pipeline(spark, log.root, tmp_path / "moved*[2]", **options).process_available()
     assert names(spark, database) == {"public__fruit__changelog", "_cdc_schema_history"}
     assert spark.table(f"{database}._cdc_schema_history").selectExpr("size(columns)").orderBy(1).collect() == [(2,), (3,)]
     found = spark.sql(f"select id, colour from {database}.public__fruit__changelog order by id").collect()

@@ -50,7 +50,7 @@ CASES = {
     "mapped columns": ("t", ODD, "'delta.columnMapping.mode' = 'name'", [], False),
     "wider columns": ("t", PLAIN, "'delta.enableTypeWidening' = 'true'", ["ALTER TABLE {} ALTER COLUMN id TYPE bigint"], False),
     "partitions": ("t", f"{PLAIN}) USING delta PARTITIONED BY (id", "", [], False),
-    "a pattern as a name": ("t[1]", PLAIN, "", [], False),
+    "a pattern as a name": (r"t[1]{a,b}*?\x", PLAIN, "", [], True),
     "many files": ("t", PLAIN, "", ["INSERT INTO {} SELECT /*+ REPARTITION(40) */ id, 'y' FROM range(400)"], False),
     "no rows": ("t", PLAIN, "", ["DELETE FROM {}"], False),
 }
