@@ -16,12 +16,14 @@ ends before a value is written.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import StructField
 
+from cdcpipe.types.pg_type import type_ids_of
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, version_of
@@ -51,7 +53,9 @@ _logger = logging.getLogger(__name__)
 _Former: TypeAlias = tuple[int | None, str, str]
 """A column of earlier rows: its number in PostgreSQL, None if it is not certain; its name there; and its name in the changelog."""
 
-_AGAIN = "a column may have been dropped, and another one added with its name"
+[_FLOAT4] = type_ids_of("float4")
+
+_AGAIN: Final = "a column may have been dropped, and another one added with its name"
 
 
 def insert_snapshot(
@@ -346,11 +350,11 @@ def fills_between(
     types = {column.name: spark_type(column) for column in previous.relation.columns}
     old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
     fills, unknown = [], []
-    for name, fact in zip(new, version.facts, strict=True):
+    for name, column, fact in zip(new, version.relation.columns, version.facts, strict=True):
         source = old_numbers.get(fact.number)
         if source is not None and old[source].name == new[name].name:
             continue
-        fill = _fill(new[name], None if source is None else StructField(old[source].name, types[source]), fact)
+        fill = _fill(new[name], None if source is None else StructField(old[source].name, types[source]), column, fact)
         if fill is None and source == name:
             continue  # the column has another type: `_name_retyped` warns of it
         if fill is None:
@@ -367,11 +371,11 @@ def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: St
     if version.facts is None:
         return (), [name for name, field in new.items() if field.name not in known.values()]
     fills, unknown = [], []
-    for (name, field), fact in zip(new.items(), version.facts, strict=True):
+    for (name, field), column, fact in zip(new.items(), version.relation.columns, version.facts, strict=True):
         source = known.get(fact.number)
         if source == field.name:
             continue
-        fill = _fill(field, None if source is None else columns[source], fact)
+        fill = _fill(field, None if source is None else columns[source], column, fact)
         if fill is None and source is None:
             unknown.append(name)
             if field.name in known.values():
@@ -466,8 +470,19 @@ def _since_snapshot(
             yield name, columns[known[fact.number]], field
 
 
-def _fill(field: StructField, source: StructField | None, fact: ColumnFacts) -> Fill | None:
-    """Return the value of earlier rows in a new column; None if it is not known."""
+def _fill(field: StructField, source: StructField | None, column: Column, fact: ColumnFacts) -> Fill | None:
+    """Return the value of earlier rows in a new ``column``; None if it is not known."""
     if source is not None:
         return Fill(field.name, source.name) if holds(field.dataType, source.dataType) else None
-    return None if fact.is_filled else Fill(field.name, value=fact.missing)
+    return None if fact.is_filled else Fill(field.name, value=_exact(fact.missing, column))
+
+
+def _exact(text: str | None, column: Column) -> str | None:
+    """Return a text that means a column's value also in each type to which the changelog's column may be widened.
+
+    As a double, 0.1 is not the value that 0.1 is as a real.
+    """
+    if text is None or column.type_id != _FLOAT4:
+        return text
+    value = pa.scalar(text).cast(pa.float32()).as_py()
+    return repr(value) if math.isfinite(value) else text

@@ -39,6 +39,9 @@ TABLE = Table("public", "t")
         ("id=1 a:25=2", "id=1 a:23=2", [], []),
         ("id=1", "id=1 a=2", [], []),
         ("id=1", "id=1 a=2'7", [Fill("a", value="7")], []),
+        ("id=1", "id=1 a:700=2'0.1", [Fill("a", value="0.10000000149011612")], []),  # the real's value in a double, too
+        ("id=1", "id=1 a:700=2'-Infinity", [Fill("a", value="-Infinity")], []),
+        ("id=1", "id=1 a:701=2'0.1", [Fill("a", value="0.1")], []),
         ("id=1", "id=1 a=2!", [], ["a"]),
         # Dropped and added again: not what was there before.
         ("id=1 a=2", "id=1 a=3", [Fill("a")], []),
@@ -106,6 +109,7 @@ class History:
         # Added after it: nothing is to be done where there is no default.
         ("id=1", "id=1 a=2", [], []),
         ("id=1", "id=1 a=2'7", [Fill("a", value="7")], []),
+        ("id=1", "id=1 a:700=2'0.1", [Fill("a", value="0.10000000149011612")], []),
     ],
 )
 def test_values_of_a_snapshots_rows(tmp_path: Path, at_snapshot: str, after: str, fills: list[Fill], unknown: list[str]) -> None:
