@@ -1,7 +1,7 @@
 """Finds the tables that need a copy of their rows after captured DDL, because the stream does not have the rows. No I/O.
 
-- A rewrite computes new values: a default for each row, or another type with USING. After a cast without USING,
-  changelog/versions.py compares the types.
+- A rewrite computes new values: a default for each row, or another type. A cast without USING is no reason if it is known to keep
+  the values (`keeps_values`). changelog/versions.py compares Spark's types.
 - SET LOGGED: the stream does not have what was changed while the table was unlogged.
 - ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)
@@ -10,7 +10,10 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final
+
+from spark_sink.schema.types import keeps_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -56,13 +59,15 @@ def tables_with_unknown_rows(
 def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
     """Yield each message with the OID and the name of a table, and the reason."""
     before: dict[int, TableDescription] = {}
-    for each in ddl:
+    for behind, each in enumerate(ddl, 1):
         message = each.message
         if message.rewritten is not None:
             relation_id, table, reasons = message.rewritten
+            known = before.get(relation_id) or descriptions.in_force(relation_id, (each.end_lsn, -1))
+            is_cast_alone = _CAST_ALONE.fullmatch(message.statement or "") is not None
             if "default" in reasons:
                 yield each, relation_id, table, f"{message.tag} computed a default for each row"
-            elif "type" in reasons and not _CAST_ALONE.fullmatch(message.statement or ""):
+            elif "type" in reasons and not (is_cast_alone and _keeps_values(known, _next(relation_id, islice(ddl, behind, None)))):
                 yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
             elif "persistence" in reasons:
                 yield each, relation_id, table, f"{message.tag} made it logged: what was changed before is not in the stream"
@@ -75,6 +80,21 @@ def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> 
             if is_altered and (may_be_attached if known is None else _parent(known) != _parent(description)):
                 for number, table in _ancestors(description.partition_of, descriptions, each.place):
                     yield each, number, table, f"{description.table} was attached to it"
+
+
+def _next(relation_id: int, ddl: Iterable[Ddl]) -> TableDescription | None:
+    """Return a table's first description in these messages."""
+    found = (description for each in ddl for description in each.message.tables if description.relation_id == relation_id)
+    return next(found, None)
+
+
+def _keeps_values(before: TableDescription | None, after: TableDescription | None) -> bool:
+    """Tell whether each column that has another type is known to have the same values."""
+    if before is None or after is None:
+        return False
+    types = {column.facts.number: (column.type_id, column.type_modifier) for column in before.columns}
+    found = ((column.facts.number, (column.type_id, column.type_modifier)) for column in after.columns)
+    return all(keeps_values(types.get(number, now), now) for number, now in found)
 
 
 def _parent(description: TableDescription) -> int | None:

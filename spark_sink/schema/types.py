@@ -84,6 +84,7 @@ __all__ = [
     "is_json",
     "is_printed_otherwise",
     "json_fields",
+    "keeps_values",
     "merge_columns",
     "original_name",
     "plain_name",
@@ -273,6 +274,35 @@ def is_printed_otherwise(old_type_id: int, new_type_id: int) -> bool:
     https://www.postgresql.org/docs/current/catalog-pg-cast.html. Types of users and extensions are taken to have the same texts.
     """
     return (old_type_id, new_type_id) in _PRINTED_OTHERWISE
+
+
+_INTEGER_IDS: Final = type_ids_of("int2", "int4", "int8")
+[_FLOAT4_ID, _FLOAT8_ID] = type_ids_of("float4", "float8")
+_TEXT_IDS: Final = type_ids_of("text", "varchar")
+
+
+def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Tell whether a cast to the new type and modifier is known to leave what the tables have of the old values.
+
+    It is if each text stays, or if only numbers change their texts, and the tables have them as numbers. (A conversion that Spark's
+    types show is `holds`.)
+    """
+    (old_id, old_modifier), (new_id, new_modifier) = old, new
+    if old == new:
+        return True
+    if old_id in _TEXT_IDS and new_id in _TEXT_IDS:  # a smaller limit cuts spaces off
+        return new_modifier < 0 or 0 <= old_modifier <= new_modifier
+    if old_id in _INTEGER_IDS:
+        is_whole = new_id in NUMERIC_IDS and (new_modifier < 0 or numeric_modifier(new_modifier)[1] >= 0)
+        return is_whole or new_id in (*_INTEGER_IDS, _FLOAT8_ID)
+    if old_id not in NUMERIC_IDS or new_id not in NUMERIC_IDS:
+        return (old_id, new_id) == (_FLOAT4_ID, _FLOAT8_ID)
+    if old_modifier < 0 or new_modifier < 0:
+        return new_modifier < 0
+    (digits, scale), (new_digits, new_scale) = numeric_modifier(old_modifier), numeric_modifier(new_modifier)
+    # Zeros that come behind the point are part of a text.
+    is_same_text = scale == new_scale or (0 <= scale <= digits and new_digits <= _MAX_PRECISION)
+    return is_same_text and new_scale >= scale and new_digits - new_scale >= digits - scale
 
 
 def merge_columns(

@@ -42,9 +42,35 @@ def reasons(*messages: Ddl, known: tuple[Ddl, ...] = ()) -> list[tuple[str, int,
     ],
 )
 def test_rewrites(why: list[str], statement: str | None, needs: bool) -> None:
-    rewritten = {"oid": 1, "schema": "public", "name": "t", "reasons": why}
-    found = reasons(ddl(10, 2, kind="rewrite", statement=statement, rewritten=rewritten))
+    found = reasons(rewrite(why, statement), ddl(10, 2, described("a:20=1")), known=(ddl(5, 0, described("a:23=1")),))
     assert [each[:2] for each in found] == ([("public.t", 10)] if needs else [])
+
+
+def rewrite(why: list[str], statement: str | None) -> Ddl:
+    rewritten = {"oid": 1, "schema": "public", "name": "t", "reasons": why}
+    return ddl(10, 2, kind="rewrite", statement=statement, rewritten=rewritten)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "needs"),
+    [
+        ("a:23=1", "a:23=1", False),
+        ("a:21=1 b:700=2 c:1043=3", "b:701=2 c:25=3 a:20=4", False),
+        ("a:114=1", "a:3802=1", True),  # json and jsonb are texts in Spark
+        ("a:1042=1", "a:25=1", True),
+        ("a:1082=1", "a:1114=1", True),  # the text of a date before the year 1
+        ("a:23=1 b:114=2", "a:20=1 b:3802=2", True),
+        ("a:23=1", "", True),
+        ("", "a:23=1", True),
+    ],
+)
+def test_casts_without_using(before: str, after: str, needs: bool) -> None:
+    """A cast that is known to keep the values is no reason. Columns are compared by number."""
+    known = (ddl(5, 0, described(before)),) if before else ()
+    told = (ddl(10, 2, described(after)),) if after else ()
+    later = ddl(20, 0, described("a:3802=1"), tag="CREATE INDEX") if after else ddl(20, 0, described("x=1", relation_id=2))
+    found = reasons(rewrite(["type"], "alter table t alter a type x"), *told, later, known=known)
+    assert found == ([("public.t", 10, "ALTER TABLE computed the values of a column anew")] if needs else [])
 
 
 ROOT = described("id=1", relation_id=1, name="root")

@@ -3,13 +3,15 @@
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from spark_sink.schema.types import assign_columns, merge_columns
+from spark_sink.schema.types import assign_columns, keeps_values, merge_columns
 from support.oids import DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
 from support.segments import relation
 
+VARCHAR, BPCHAR, JSON, JSONB = 1043, 1042, 114, 3802
+
 
 def numeric(precision: int, scale: int) -> tuple[int, int]:
-    return NUMERIC, (precision << 16 | scale) + 4
+    return NUMERIC, (precision << 16 | scale & 0x7FF) + 4
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,47 @@ def test_a_column_changes_its_type(kinds: list[int | tuple[int, int]], columns: 
     assert [field.dataType for field in merge_columns(None, relations, widen=False)] == list(every)
     for cut in range(len(relations)):
         assert merge_columns(merge_columns(None, relations[:cut]), relations[cut:]) == merged
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_kept"),
+    [
+        (TEXT, VARCHAR, True),
+        ((VARCHAR, 14), TEXT, True),
+        ((VARCHAR, 14), (VARCHAR, 24), True),
+        ((VARCHAR, 14), (VARCHAR, 13), False),
+        (TEXT, (VARCHAR, 14), False),
+        (TEXT, (BPCHAR, 14), False),
+        ((BPCHAR, 14), TEXT, False),
+        (INT8, INT2, True),
+        (INT4, FLOAT8, True),
+        (INT4, numeric(12, 2), True),
+        (INT4, NUMERIC, True),
+        (INT4, numeric(20, -2), False),
+        (INT4, DATE, False),
+        (FLOAT4, FLOAT8, True),
+        (FLOAT8, FLOAT4, False),
+        (numeric(8, 2), NUMERIC, True),
+        (numeric(8, 2), numeric(10, 2), True),
+        (numeric(8, 2), numeric(10, 4), True),
+        (numeric(8, 2), numeric(9, 4), False),
+        (numeric(8, 4), numeric(8, 2), False),
+        (numeric(50, 2), numeric(60, 2), True),
+        (numeric(50, 2), numeric(60, 4), False),  # texts get zeros
+        (numeric(30, 2), numeric(50, 4), False),
+        (numeric(5, -2), numeric(9, 0), False),
+        (NUMERIC, numeric(50, 2), False),
+        (NUMERIC, numeric(8, 2), False),
+        (TIMESTAMP, (TIMESTAMP, 0), False),
+        (DATE, TIMESTAMP, False),
+        (JSON, JSONB, False),
+        (100_000, 100_000, True),
+        (100_000, TEXT, False),
+    ],
+)
+def test_casts_that_keep_the_values(old: int | tuple[int, int], new: int | tuple[int, int], is_kept: bool) -> None:
+    before, after = (kind if isinstance(kind, tuple) else (kind, -1) for kind in (old, new))
+    assert keeps_values(before, after) == is_kept
 
 
 def test_columns_keep_the_name_that_an_older_version_gave_them() -> None:
