@@ -10,14 +10,13 @@ files has left the table meanwhile, or if the table was redefined.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from spark_sink.delta import file_table
 from spark_sink.delta.file_table import KNOWN_FEATURES, ChangedError, DeltaError
 from spark_sink.delta.log import TableLog
-from spark_sink.delta.rows import UnsupportedError, fields_of, statistics
+from spark_sink.delta.rows import UnsupportedError, fields_of, opened_file, statistics
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, WrittenFile, part_name
 
@@ -123,7 +122,7 @@ def _write(path: Path, layout: Layout, group: Sequence[Mapping[str, Any]], is_st
 
 def _read(path: Path, layout: Layout, file: Mapping[str, Any]) -> Iterator[tuple[dict[str, pa.Array], int]]:
     """Yield the columns of some rows of a file, and the number of these rows. A column that the file lacks is null."""
-    with places.parquet_reader(path / unquote(str(file["path"])), int(file["size"])) as opened:
+    with opened_file(path, file) as opened:
         if opened.metadata.num_rows != int(statistics(file)["numRecords"]):
             raise UnsupportedError("a file that has not as many rows as the log says")
         there = {field.name: field.type for field in opened.schema_arrow}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "fields_of",
     "files_between",
     "joined",
+    "opened_file",
     "present_rows",
     "read_between",
     "read_columns",
@@ -45,6 +46,9 @@ __all__ = [
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_JULIAN: Final = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"}
+"""Spark adds one of these to the footer of a file that it writes in the Julian calendar (`...RebaseModeInWrite=LEGACY`)."""
 
 
 class UnsupportedError(Exception):
@@ -88,7 +92,7 @@ def read_columns(
 
     Raises UnsupportedError, before it reads the columns, if the file has more bytes than the ``budget``.
     """
-    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
         if budget is not None:
             budget.take(_uncompressed_bytes(opened))
         rows, count = opened.read(columns=_paths(opened, fields)), opened.metadata.num_rows
@@ -120,8 +124,16 @@ def _fitted(rows: pa.Table, fields: Mapping[str, pa.Field], count: int) -> dict[
     }
 
 
-def _opened(directory: Path, file: Mapping[str, Any], **options: Any) -> pq.ParquetFile:
-    return places.parquet_reader(directory / unquote(file["path"]), int(file["size"]), **options)
+def opened_file(directory: Path, file: Mapping[str, Any], **options: Any) -> pq.ParquetFile:
+    """Open a file of the table.
+
+    Raises UnsupportedError if its days and times are in the Julian calendar: Arrow would take them for Gregorian ones.
+    """
+    opened = places.parquet_reader(directory / unquote(str(file["path"])), int(file["size"]), **options)
+    if _JULIAN & (opened.metadata.metadata or {}).keys():
+        opened.close()
+        raise UnsupportedError("a file with days and times in the Julian calendar")
+    return opened
 
 
 def _column(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -141,7 +153,7 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 
 def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
     """Return the uncompressed size of a file."""
-    with _opened(directory, file) as opened:
+    with opened_file(directory, file) as opened:
         return _uncompressed_bytes(opened)
 
 
@@ -203,7 +215,7 @@ def read_where(
     parts, first = [], 0
     tested = {name: fields[name] for name in names}
     others = {name: field for name, field in fields.items() if name not in tested}
-    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
         present = present_rows(directory, file, opened.metadata.num_rows)
         for number in range(opened.metadata.num_row_groups):
             count = opened.metadata.row_group(number).num_rows
@@ -226,7 +238,7 @@ def read_rows(
     UnsupportedError as `read_columns` does.
     """
     parts, first = [], 0
-    with _opened(directory, file, coerce_int96_timestamp_unit="us") as opened:
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
         for number in range(opened.metadata.num_row_groups):
             group = opened.metadata.row_group(number)
             begin, end = np.searchsorted(rows, (first, first + group.num_rows))

@@ -23,8 +23,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from pyspark.sql import SparkSession
-
 from cdcpipe.threads import Background
 from cdcpipe.units import counted
 from spark_sink.client.keyless import has_key, table_name, warnings_of
@@ -46,9 +44,8 @@ from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot, is_begun
 from spark_sink.snapshot.schedule import Schedule
-from spark_sink.spark import jvm, session
+from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
-from spark_sink.spark.home import check_named
 from spark_sink.staging import history, last_error
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
@@ -59,6 +56,8 @@ from spark_sink.warehouse.mask_settings import check_kept, check_new
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.launcher import Progress as LauncherProgress
@@ -138,10 +137,7 @@ class Runner(Background):
         check_kept(self._warehouse, launcher.staging)
         self._warehouse.masks.with_key()  # a missing key is found before there is a slot
         self._published.with_parts = bool(self._warehouse.masks.rules)
-        self._spark = self._spark or SparkSession.getActiveSession()
-        if self._spark is None:
-            session.find_java()
-            check_named()
+        self._spark = given.take(self._spark, self.config.format, self.config.conf)
         refuse_what_fails(self._plan, starts_spark=self._spark is None)
         return super().start()
 

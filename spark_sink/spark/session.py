@@ -27,7 +27,7 @@ from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
-from spark_sink.spark import jvm, without_pandas
+from spark_sink.spark import jvm, refused_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
@@ -137,6 +137,7 @@ def build(
             conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
         _export_java()
     settings |= conf
+    refused_settings.refuse(settings.get)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
     if is_local_master(settings["spark.master"]):
         settings = _LOCAL_SETTINGS | settings
@@ -177,12 +178,13 @@ def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str,
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
-    """Raise InitError if ``spark`` can't write tables in ``format``."""
+    """Raise InitError if ``spark`` can't write tables in ``format``, or has settings that would change or skip values."""
     needs_delta = _needs_delta(format)
     if not spark.version.startswith("4.2."):
         raise InitError(
             f"this is Spark {spark.version}; cdcpipe needs Spark 4.2", hint="run it with Spark 4.2: pip install 'cdcpipe[spark]'"
         )
+    refused_settings.refuse(spark.conf.get)
     if not needs_delta:
         return
     extensions = str(spark.conf.get("spark.sql.extensions", "") or "")
@@ -323,6 +325,9 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # A spark-defaults.conf may turn these on for other programs (refused_settings.py).
+        "spark.sql.files.ignoreCorruptFiles": "false",
+        "spark.sql.files.ignoreMissingFiles": "false",
     }
 
 

@@ -230,3 +230,13 @@ def test_a_file_with_another_number_of_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DeltaError, match=r"0 rows were written to .*, but the files to replace have 4"):
         file_table.replace_files(log, table, list(log.files), writer.close())
     assert TableLog(table.path).refresh().version == 1
+
+
+def test_files_in_the_julian_calendar_are_left_to_spark(tmp_path: Path) -> None:
+    table = made(tmp_path / "t")
+    for path in table.path.glob("*.parquet"):
+        pq.write_table(pq.read_table(path).replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}), path)
+    before = sorted(table.path.iterdir())
+    with pytest.raises(UnsupportedError, match="the Julian calendar"):
+        compact(table.path, SMALL, nullcontext)
+    assert sorted(table.path.iterdir()) == before

@@ -69,3 +69,18 @@ def test_some_rows_of_a_file(log: TableLog, monkeypatch: pytest.MonkeyPatch, row
     if rows:
         with pytest.raises(UnsupportedError, match="many bytes to read"):
             read_rows(log.path, file, FIELDS, wanted, Budget(one // 2))
+
+
+@pytest.mark.parametrize("key", ["org.apache.spark.legacyDateTime", "org.apache.spark.legacyINT96"])
+def test_a_file_in_the_julian_calendar_is_left_to_spark(log: TableLog, key: str) -> None:
+    """Spark wrote it with the setting datetimeRebaseModeInWrite or int96RebaseModeInWrite LEGACY. Arrow does not know the key."""
+    (file,) = log.files
+    path = log.path / file["path"]
+    pq.write_table(pq.read_table(path).replace_schema_metadata({key: ""}), path)
+    file = {**file, "size": path.stat().st_size}
+    with pytest.raises(UnsupportedError, match="the Julian calendar"):
+        read_columns(log.path, file, FIELDS)
+    with pytest.raises(UnsupportedError, match="the Julian calendar"):
+        read_rows(log.path, file, FIELDS, np.array([1]), Budget(1 << 20))
+    with pytest.raises(UnsupportedError, match="the Julian calendar"):
+        uncompressed_bytes(log.path, file)

@@ -1,0 +1,30 @@
+"""Which session a run takes: the one that it is given, the one that is there, or none, so that it makes its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from spark_sink.spark import refused_settings, session
+from spark_sink.spark.home import check_named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["take"]
+
+
+def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> SparkSession | None:  # noqa: A002
+    """Return the session that a run takes; None if it has to make one, with ``conf``.
+
+    Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
+    """
+    spark = given or SparkSession.getActiveSession()
+    if spark is not None:
+        session.check(spark, format)
+        return spark
+    refused_settings.refuse(conf.get)
+    session.find_java()
+    check_named()
+    return None

@@ -1,0 +1,36 @@
+"""Settings of Spark with which a session would skip data, or write days and times in the Julian calendar.
+
+They may come from ``--conf``, from a notebook's session, or from the spark-defaults.conf of a cluster, made for other programs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cdcpipe.errors import InitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["refuse"]
+
+_SKIPS: Final = "it would leave out what it cannot read of a file, and a merge would lose these changes without a word"
+_CALENDAR: Final = "it would write early days and times in the Julian calendar; cdcpipe's files have the Gregorian one"
+_REFUSED: Final = {
+    "spark.sql.files.ignoreCorruptFiles": ("true", "false", _SKIPS),
+    "spark.sql.files.ignoreMissingFiles": ("true", "false", _SKIPS),
+    "spark.sql.parquet.datetimeRebaseModeInWrite": ("legacy", "CORRECTED", _CALENDAR),
+    "spark.sql.parquet.int96RebaseModeInWrite": ("legacy", "CORRECTED", _CALENDAR),
+}
+"""By setting: the value that is refused, the value to give, and why."""
+
+
+def refuse(get: Callable[[str], str | None]) -> None:
+    """Raise InitError if a setting would change or skip values. ``get`` returns a setting: `spark.conf.get`, or a dict's."""
+    for key, (refused, right, reason) in _REFUSED.items():
+        value = str(get(key))
+        if value.lower() == refused:
+            raise InitError(
+                f"Spark has the setting {key}={value}: {reason}",
+                hint=f"make it {right} where it comes from: --conf, the program that made the session, or spark-defaults.conf",
+            )
