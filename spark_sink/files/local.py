@@ -55,7 +55,8 @@ def local_directory(path: Path | str, what: str) -> Path:
     """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty or a URL.
 
     Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine. An empty text, often a shell variable that
-    is not set, would be the current directory.
+    is not set, would be the current directory. The returned path has no ``..``, which Hadoop removes from the text, also behind a
+    symbolic link. It begins with one slash: after two, Hadoop reads the name of a machine.
     """
     if not str(path).strip():
         raise InvalidArgumentsError(f"{what} is empty", hint="give a path; is the variable set from which it comes?")
@@ -64,7 +65,11 @@ def local_directory(path: Path | str, what: str) -> Path:
             f"{path}: {what} must be a directory of a local or mounted file system, not a URL",
             hint="give a path; only a warehouse can be in an object store",
         )
-    return Path(path).absolute()
+    absolute = Path(path).absolute()
+    if ".." not in absolute.parts and absolute.root == "/":
+        return absolute
+    shortened, resolved = Path(os.path.normpath(f"/{absolute.relative_to(absolute.root)}")), absolute.resolve()
+    return shortened if shortened.resolve() == resolved else resolved
 
 
 def check_usable(path: Path, what: str) -> None:

@@ -72,6 +72,9 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
 
+_PATTERN: Final = frozenset("[]*?{}")
+"""Characters of patterns: fsspec and Hadoop would take the name for those of other objects, too."""
+
 _AZURE: Final = re.compile(r"abfss?://[^@/]+@[^@./]+\.dfs\.core\.windows\.net(/|$)")
 
 _WRITTEN: Final = ("LastModified", "last_modified", "mtime")
@@ -96,8 +99,8 @@ class StorageError(CdcpipeError):
 def place(given: Path | str, what: str = "this") -> Path:
     """Return the place that a path or a URL names; a path becomes absolute. Error messages call it ``what``.
 
-    Raises InvalidArgumentsError if the URL does not belong to a known kind of object store, InitError if the packages for this kind
-    are not installed.
+    Raises InvalidArgumentsError if the URL does not belong to a known kind of object store, or has two readings, InitError if the
+    packages for this kind are not installed.
     """
     match = _URL.match(given) if isinstance(given, str) else None
     if match is None:
@@ -112,6 +115,7 @@ def place(given: Path | str, what: str = "this") -> Path:
         )
     if extra == "azure" and not _AZURE.match(text):
         raise InvalidArgumentsError(f"{text}: write {match[1]}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH")
+    _check_readings(text, text[match.end() :], what)
     try:
         from upath import UPath
 
@@ -123,6 +127,23 @@ def place(given: Path | str, what: str = "this") -> Path:
     except ValueError as ex:
         raise InvalidArgumentsError(f"{text}: {ex}") from ex
     return cast("Path", made)
+
+
+def _check_readings(url: str, path: str, what: str) -> None:
+    """Raise InvalidArgumentsError for a URL that is one place for fsspec and another one for Spark's connectors.
+
+    In a store ``//``, ``.`` and ``..`` are parts of a name, and fsspec takes them so. Hadoop removes them from the path.
+    """
+    if {"", ".", ".."} & set(path.rstrip("/").split("/")):
+        raise InvalidArgumentsError(
+            f"{url}: {what} can't have a part of its path that is empty, . or ..",
+            hint="write the path without them; is each variable set from which it comes?",
+        )
+    if _PATTERN & set(path):
+        raise InvalidArgumentsError(
+            f"{url}: {what} can't have the characters {' '.join(sorted(_PATTERN & set(path)))} in its path",
+            hint="choose a path without them: for the clients of stores they are patterns",
+        )
 
 
 def is_local(path: Path) -> bool:

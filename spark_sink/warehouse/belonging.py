@@ -162,7 +162,7 @@ def _is_same(recorded: str, house: Warehouse) -> bool:
 
 def _feeds(staging: Path, warehouse: str) -> bool:
     """Tell whether a warehouse is still there, and has its changes from the log in ``staging``."""
-    found = read_json(place(warehouse) / "_cdcpipe/warehouse.json")
+    found = read_json(place(warehouse, "the warehouse of the log") / "_cdcpipe/warehouse.json")
     return found is not None and "staging" in found and not _is_other(Path(str(found["staging"])), staging)
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.files.local import check_usable, fsync_directory, read_json, write_json
+from spark_sink.files.local import check_usable, fsync_directory, local_directory, read_json, write_json
 from spark_sink.files.places import put_if_absent, sync_file
 
 
@@ -53,3 +53,17 @@ def test_a_disk_that_was_mounted_read_only_is_no_missing_right(tmp_path: Path, m
     with pytest.raises(InvalidArgumentsError, match=r"the warehouse can't be there: .* that is mounted read-only$") as raised:
         check_usable(tmp_path / "lake", "the warehouse")
     assert "mount it for writing" in (raised.value.hint or "")
+
+
+def test_a_directory_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark removes .. from the text of a path. Behind a symbolic link that is another directory than the system's."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "far/away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("far/away")
+    (tmp_path / "here").symlink_to("work")
+    monkeypatch.chdir(tmp_path / "work")
+    found = [local_directory(path, "it") for path in ("../lake", Path("../work/./lake"), "../link/../lake", "../here/lake")]
+    assert found == [tmp_path / name for name in ("lake", "work/lake", "far/lake", "here/lake")]
+    assert local_directory(f"/{tmp_path}/lake", "it") == tmp_path / "lake"
+    assert str(local_directory("../link/lake", "it")) == f"{tmp_path}/link/lake"  # a link stays, if there is no question
+    assert str(local_directory("/", "it")) == "/"

@@ -25,6 +25,21 @@ def test_warehouses_that_cannot_be_in_a_store(tmp_path: Path) -> None:
     assert place(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.parametrize("start", ["s3a://bucket", "gs://bucket", "abfss://lake@account.dfs.core.windows.net"])
+def test_a_url_has_one_reading(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a store // and .. are parts of a name. Hadoop removes them: Spark would merge into the tables of another warehouse."""
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    for path in ("//shop", "/a//shop", "/./shop", "/a/../shop", "/.."):
+        with pytest.raises(InvalidArgumentsError, match=r"the warehouse can't have a part of its path that is empty, \. or \.\."):
+            Warehouse(f"{start}{path}", "delta")
+    for path in ("/shop[1]", "/shop*", "/shop?", "/{a,b}"):
+        with pytest.raises(InvalidArgumentsError, match="the warehouse can't have the characters"):
+            Warehouse(f"{start}{path}", "delta")
+    for path in ("/", "/shop/", "/a.b/..shop", "/a b/c%20d"):
+        assert places.name(place(f"{start}{path}") / "t") == f"{start}{path.rstrip('/')}/t"
+
+
 @pytest.mark.parametrize("option", ["--staging", "--checkpoint", "--spill"])
 def test_other_directories_must_be_in_a_file_system(option: str, commands: ForkedCommands) -> None:
     options = {"--staging": "staging", "--warehouse": "s3a://bucket/lake"} | {option: "s3a://bucket/x"}
