@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-
 from spark_sink.spark import refused_settings, session
+from spark_sink.spark.existing import existing
 from spark_sink.spark.home import check_named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
 
 __all__ = ["take"]
 
@@ -20,7 +21,7 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
 
     Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
     """
-    spark = given or SparkSession.getActiveSession()
+    spark = given or existing()
     if spark is not None:
         session.check(spark, format)
         return spark

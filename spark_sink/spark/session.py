@@ -116,12 +116,14 @@ def build(
     """
     try:
         from pyspark.sql import SparkSession
+
+        from spark_sink.spark.existing import existing
     except ImportError as ex:
         raise InitError("pyspark is not installed", hint="pip install 'cdcpipe[spark]'") from ex
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        check(active, format)
-        return active
+    there = existing()
+    if there is not None:
+        check(there, format)
+        return there
 
     settings = _settings(ui=ui)
     if _needs_delta(format):

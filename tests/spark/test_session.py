@@ -5,6 +5,7 @@ import random
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
-from spark_sink.spark import session
+from spark_sink.spark import given, session
 from support.cli_process import spark_cli
 from support.segments import Log, relation
 from support.small_pipeline import make_pipeline
@@ -79,6 +80,15 @@ def test_python_workers_are_shared_and_import_the_installed_pyspark(spark: Any) 
     ]
     assert rows[1:] == rows[:1] * 2
     assert rows[0][0]["file"] == pyspark.__file__
+
+
+def test_a_session_of_another_thread_is_used_and_stays_as_it_is(spark: Any) -> None:
+    key = "spark.sql.shuffle.partitions"
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(session.build, conf={key: "77"}).result()
+        assert thread.submit(given.take, None, "delta", {}).result() is found
+    assert found.sparkContext is spark.sparkContext
+    assert found.conf.get(key) == spark.conf.get(key) == "2"
 
 
 def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,7 +203,7 @@ def test_another_spark_is_refused_before_there_is_a_slot(monkeypatch: pytest.Mon
     monkeypatch.setattr(session, "find_java", lambda: None)
     monkeypatch.delenv(GATEWAY, raising=False)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
-    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # other tests of this process may have one
+    monkeypatch.setattr("spark_sink.spark.given.existing", lambda: None)  # other tests of this process may have one
     made = Runner(RunConfig(launcher(tmp_path, command=("/nonesuch/cdcpipe",)), tmp_path / "warehouse"))
     with pytest.raises(InitError, match=r"SPARK_HOME is .*spark, which has no Spark") as caught:
         made.start()

@@ -33,7 +33,7 @@ def test_a_session_with_such_a_setting_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", WRONG)
 def test_it_is_refused_before_a_session_is_made(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)  # other tests of this process may have one
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)  # other tests of this process may have one
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", None)
     with pytest.raises(InitError, match=f"the setting {key}="):
         session.build(format="parquet", conf={key: WRONG[key]})
