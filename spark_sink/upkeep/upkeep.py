@@ -110,8 +110,9 @@ class Upkeep:
         keep_history_s: float | None = None,
         clustering: bool = False,
     ) -> None:
-        # A separate session, so that the settings below do not affect the session that writes.
-        self._spark = spark.newSession()
+        # A separate session, so that the settings below do not affect the session that writes. It keeps that one's own settings: a
+        # notebook may have given it Delta Lake, or the credentials of a store, after its start.
+        self._spark = session.copy(spark)
         self._warehouse = warehouse
         self._optimize_interval_s = optimize_interval_s
         self._vacuum_retention_s = vacuum_retention_s

@@ -25,6 +25,7 @@ from spark_sink.delta.unused_files import unused_files
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.schema.table import MESSAGES, Table, Version
+from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.upkeep import Upkeep
@@ -125,6 +126,15 @@ def _aged(action: dict[str, Any]) -> dict[str, Any]:
     if "remove" in action:
         action["remove"]["deletionTimestamp"] -= 7_200_000
     return action
+
+
+def test_settings_that_a_session_got_after_its_start_hold_for_upkeep(spark: "SparkSession", house: Warehouse) -> None:
+    """They may be what makes it reach a store. Those of upkeep stay its own."""
+    given, own = session.copy(spark), "spark.databricks.delta.retentionDurationCheck.enabled"
+    given.conf.set("spark.hadoop.fs.s3a.endpoint", "http://minio:9000")
+    care = Upkeep(given, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=None)
+    assert care._spark.conf.get("spark.hadoop.fs.s3a.endpoint") == "http://minio:9000"
+    assert (care._spark.conf.get(own), given.conf.get(own, None)) == ("false", None)
 
 
 def test_vacuum_deletes_no_file_that_is_not_listed(spark: "SparkSession", house: Warehouse) -> None:

@@ -58,6 +58,7 @@ def test_files_are_compacted_once_in_the_interval(
     table = Table("public", "fruit")
     monkeypatch.setattr(upkeep, "places_of", lambda _: [(table, house.changelog(table))])
     monkeypatch.setattr(upkeep, "time", clock)
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
     monkeypatch.setattr(Upkeep, "_shorten", noting("looked"))
     monkeypatch.setattr(Upkeep, "_optimize", noting("compacted"))
     care = Upkeep(

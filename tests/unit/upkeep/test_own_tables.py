@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
 class Session:
     """In Spark's place: runs no statement."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.conf = type("Conf", (), {"set": lambda *_: None})()
-
-    def newSession(self) -> Session:  # noqa: N802 - Spark's name
-        return self
+        self.sparkContext = None
+        self._jsparkSession = SimpleNamespace(cloneSession=lambda: None)
 
 
 @pytest.mark.parametrize(("table", "schema"), [(DDL, DDL_SCHEMA), (SCHEMA_HISTORY, HISTORY_SCHEMA)])

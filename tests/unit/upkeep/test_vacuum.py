@@ -8,6 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -43,11 +44,10 @@ DAY_AGO = time.time() - 86_400.0
 class Session:
     """In Spark's place."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.conf = type("Conf", (), {"set": lambda *_: None})()
-
-    def newSession(self) -> Session:  # noqa: N802 - Spark's name
-        return self
+        self.sparkContext = None
+        self._jsparkSession = SimpleNamespace(cloneSession=lambda: None)
 
 
 def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events: list[str]) -> None:
