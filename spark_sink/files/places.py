@@ -72,6 +72,11 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
 
+_CONNECT_S: Final = 30.0
+_ANSWER_S: Final = 60.0
+"""How long Google's store may take for a connection, and be silent while an answer is awaited or comes."""
+_REQUEST_S: Final = 1800.0
+"""The longest time of a request to it. One moves at most a column of a large file's row group, or a part of a new file."""
 _PATTERN: Final = frozenset("[]*?{}")
 """Characters of patterns: fsspec and Hadoop would take the name for those of other objects, too."""
 
@@ -120,13 +125,23 @@ def place(given: Path | str, what: str = "this") -> Path:
         from upath import UPath
 
         # Other processes write there, too, so a cached listing would be out of date.
-        made = UPath(text, use_listings_cache=False)
+        made = UPath(text, use_listings_cache=False, **(_google_deadlines() if extra == "gcs" else {}))
         made.fs  # noqa: B018 - imports the package for this kind of store
     except ImportError as ex:
         raise InitError(f"{text}: {ex}", hint=f"pip install 'cdcpipe[{extra}]'") from ex
     except ValueError as ex:
         raise InvalidArgumentsError(f"{text}: {ex}") from ex
     return cast("Path", made)
+
+
+def _google_deadlines() -> dict[str, Any]:
+    """Return the option of gcsfs that ends a request to a silent network. Without it, a request waits for ever.
+
+    The clients of the other stores have such deadlines of their own. gcsfs tries again what ends by one of the first two.
+    """
+    import aiohttp
+
+    return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_ANSWER_S, total=_REQUEST_S)}
 
 
 def _check_readings(url: str, path: str, what: str) -> None:

@@ -1,6 +1,7 @@
 """Places in object stores. No test connects to a store."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_the_names_that_spark_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert places.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
     assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
     assert places.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
+
+
+def test_a_request_to_google_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, gcsfs waits for ever for a network that has become silent."""
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    made: Any = place("gs://bucket/lake")
+    deadlines = made.fs.requests_timeout
+    assert 0 < deadlines.sock_connect <= deadlines.sock_read < deadlines.total < 3600
+    assert (made / "t").fs is made.fs
+    assert place(places.name(made)).fs is made.fs  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("scheme", ["abfs", "abfss"])
