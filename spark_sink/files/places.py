@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
-from spark_sink.files import local
+from spark_sink.files import local, stores
+from spark_sink.files.stores import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -72,11 +73,6 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"s3": "s3", "s3a": "s3", "abfs": "azure", "abfss": "azure", "gs": "gcs"}
 """By scheme of the URL: the name of the optional dependencies (extra) for such a store."""
 
-_CONNECT_S: Final = 30.0
-_ANSWER_S: Final = 60.0
-"""How long Google's store may take for a connection, and be silent while an answer is awaited or comes."""
-_REQUEST_S: Final = 1800.0
-"""The longest time of a request to it. One moves at most a column of a large file's row group, or a part of a new file."""
 _PATTERN: Final = frozenset("[]*?{}")
 """Characters of patterns: fsspec and Hadoop would take the name for those of other objects, too."""
 
@@ -92,10 +88,6 @@ _CREDENTIALS: Final = {
     "with AZURE_STORAGE_ANON=false a managed identity's)",
     "gcs": "bucket is there, and that the environment has credentials (GOOGLE_APPLICATION_CREDENTIALS, the path of a key file)",
 }
-
-
-class StorageError(CdcpipeError):
-    """An object store can't be reached, refuses a request, or lacks conditional writes."""
 
 
 # --- places ---
@@ -125,23 +117,13 @@ def place(given: Path | str, what: str = "this") -> Path:
         from upath import UPath
 
         # Other processes write there, too, so a cached listing would be out of date.
-        made = UPath(text, use_listings_cache=False, **(_google_deadlines() if extra == "gcs" else {}))
+        made = UPath(text, use_listings_cache=False, **(stores.google_deadlines() if extra == "gcs" else {}))
         made.fs  # noqa: B018 - imports the package for this kind of store
     except ImportError as ex:
         raise InitError(f"{text}: {ex}", hint=f"pip install 'cdcpipe[{extra}]'") from ex
     except ValueError as ex:
         raise InvalidArgumentsError(f"{text}: {ex}") from ex
     return cast("Path", made)
-
-
-def _google_deadlines() -> dict[str, Any]:
-    """Return the option of gcsfs that ends a request to a silent network. Without it, a request waits for ever.
-
-    The clients of the other stores have such deadlines of their own. gcsfs tries again what ends by one of the first two.
-    """
-    import aiohttp
-
-    return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_ANSWER_S, total=_REQUEST_S)}
 
 
 def _check_readings(url: str, path: str, what: str) -> None:
@@ -420,11 +402,16 @@ def _unreachable(path: Path, ex: Exception) -> StorageError:
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Copy files to another directory; in a file system by hard links, so that nothing may write to them afterwards."""
+    """Copy files to another directory; in a file system by hard links, so that nothing may write to them afterwards.
+
+    The copies are complete when this returns. Raises StorageError if a store does not complete one.
+    """
     if not is_local(source):
         files = [(str(_store(source / each).path), str(_store(target / each).path)) for each in names]
         if files:
             _store(source).fs.copy(*map(list, zip(*files, strict=True)))
+            if _EXTRAS.get(_store(target).protocol) == "azure":
+                stores.wait_for_azure(_store(target).fs, [copied for _, copied in files])
         return
     for each in names:
         os.link(source / each, target / each)

@@ -1,14 +1,16 @@
 """Places in object stores. No test connects to a store."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fsspec import asyn
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.delta import sql as delta
-from spark_sink.files import places
-from spark_sink.files.places import place
+from spark_sink.files import places, stores
+from spark_sink.files.places import StorageError, place
 from spark_sink.warehouse.warehouse import Warehouse
 from support.blocked_imports import import_without
 from support.forked_commands import ForkedCommands
@@ -106,3 +108,47 @@ def test_a_move_that_is_repeated_leaves_the_moved_file_as_it_is(tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         places.move_files(source, target, ["rows"])
     assert (target / "rows").read_bytes() == b"rows"
+
+
+class Azure:
+    """A client of Azure whose copies are pending at first. Copies of files that have a status here get this one."""
+
+    protocol = "abfs"
+
+    def __init__(self, path: str, statuses: dict[str, list[str | None]]) -> None:
+        self.path, self.statuses = path, statuses
+        self.fs = self.service_client = self
+
+    def __truediv__(self, name: str) -> "Azure":
+        return Azure(f"{self.path}/{name}", self.statuses)
+
+    @property
+    def loop(self) -> Any:
+        return asyn.get_loop()
+
+    def copy(self, sources: list[str], targets: list[str]) -> None:
+        assert [path.rpartition("/")[2] for path in sources] == [path.rpartition("/")[2] for path in targets]
+
+    def get_blob_client(self, container: str, blob: str) -> Any:
+        left = self.statuses[f"{container}/{blob}"]
+
+        async def get() -> Any:
+            return SimpleNamespace(copy=SimpleNamespace(status=left.pop(0) if len(left) > 1 else left[0]))
+
+        return SimpleNamespace(get_blob_properties=get)
+
+
+def test_a_copy_in_azure_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller commits the copies, and then removes the files that were copied."""
+    monkeypatch.setattr(stores, "_COPY_PAUSE_S", 0.0)
+    statuses: dict[str, list[str | None]] = {"c/two/a": ["pending", "pending", "success"], "c/two/b": [None]}
+    source, target = Azure("c/one", statuses), Azure("c/two", statuses)
+    places.copy_files(source, target, ["a", "b"])
+    assert statuses["c/two/a"] == ["success"]
+    statuses["c/two/a"] = ["pending", "failed"]
+    with pytest.raises(StorageError, match="did not copy a file to c/two/a: the copy is failed"):
+        places.copy_files(source, target, ["a"])
+    statuses["c/two/a"] = ["pending"]
+    monkeypatch.setattr(stores, "_COPY_S", -1.0)
+    with pytest.raises(StorageError, match="has not copied a file to c/two/a"):
+        places.move_files(source, target, ["a"])
