@@ -39,7 +39,7 @@ _LONG_S = 3600.0
 """After a stream that has lasted this long, an error is not of the transaction at which the stream before ended."""
 
 _REFUSAL_S = 300.0
-"""How long after a lost connection a server that can be reached may refuse the stream: a standby does, until it is promoted."""
+"""How long a server that can be reached may refuse the stream after a lost connection: a standby does, until it is promoted."""
 
 
 class RestartPolicy:
@@ -63,6 +63,8 @@ class RestartPolicy:
         """When the streamer was to start that has ended now."""
         self._lost_at: float | None = None
         """When the last connection was lost. After errors of streams that did not last: when the first of them was."""
+        self._refused_at: float | None = None
+        """When a server that can be reached first refused the stream. How long it was away before does not count."""
         self._last_error: Failure | None = None
         self._same_errors = 0
 
@@ -83,11 +85,11 @@ class RestartPolicy:
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0
-            self._lost_at = None
+            self._lost_at = self._refused_at = None
         if failure.is_lost_slot:
             return None
         if failure.code == ExitCode.INIT_FAILED:
-            if not failure.is_gap and (self._lost_at is None or self._is_too_long(failure, now - self._lost_at)):
+            if not failure.is_gap and (self._lost_at is None or self._gives_up(failure, self._lost_at, now)):
                 return None
         elif failure.code == ExitCode.PG_ERROR:
             is_again = failure == self._last_error and lasted_s < _LONG_S
@@ -96,17 +98,22 @@ class RestartPolicy:
             if self._same_errors >= self._poison_limit:
                 return None
             if self._lost_at is None or has_lasted:
-                self._lost_at = now
+                self._lost_at, self._refused_at = now, None
         elif failure.code in (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS) or failure.code < 0:
-            self._lost_at = now
+            self._lost_at, self._refused_at = now, None
         else:
             return None
         self._failures += 1
         return self._pauses.pause_s(self._failures, chance=self._chance())
 
-    def _is_too_long(self, failure: Failure, lost_s: float) -> bool:
-        limits = [self._reconnect_s, None if failure.is_unreachable else _REFUSAL_S]
-        return any(limit is not None and lost_s >= limit for limit in limits)
+    def _gives_up(self, failure: Failure, lost_at: float, now: float) -> bool:
+        """Take note of a start without a stream, and tell whether it was the last one."""
+        if failure.is_unreachable:
+            self._refused_at = None
+        elif self._refused_at is None:
+            self._refused_at = now
+        is_refused = self._refused_at is not None and now - self._refused_at >= _REFUSAL_S
+        return is_refused or (self._reconnect_s is not None and now - lost_at >= self._reconnect_s)
 
 
 _POISON_HINT = (

@@ -65,7 +65,7 @@ def test_the_same_error_once_a_month_is_not_poison():
 def test_a_failed_start_is_tried_again_after_a_lost_connection():
     assert delays([(3, 1, ""), (2, 1, "refused"), (2, 1, "refused")])[1:] == [0.4, 0.8]
     refused, away = (2, 1, "refused"), (2, 1, UnreachableError.BEGINNING)
-    assert delays([(3, 1, "")] + [refused] * 400).index(None) == 300
+    assert delays([(3, 1, "")] + [refused] * 400).index(None) == 301
     assert delays([(3, 1, "")] + [away] * 5000)[-1] == 10.0
     assert delays([(3, 1, "")] + [away] * 100, reconnect_s=50).index(None) == 50
     assert delays([away]) == [None]
@@ -79,7 +79,16 @@ def test_an_error_of_long_ago_does_not_count_as_the_last_connection():
     assert policy.delay(Failure(5, "x"), 1, 1e7) is not None
     assert policy.delay(Failure(2, "the database system is starting up"), 1, 1e7 + 1) is not None
     assert policy.delay(Failure(5, "x"), 1, 1e7 + 3) is not None  # it did not last
-    assert policy.delay(Failure(2, "the database system is starting up"), 1, 1e7 + 300) is None
+    assert policy.delay(Failure(2, "the database system is starting up"), 1, 1e7 + 301) is None
+
+
+def test_a_server_that_was_away_for_long_may_refuse_as_long_as_one_that_comes_back_at_once():
+    """A refusal counts from the first one: a standby takes the address of a primary that is gone, and is promoted later."""
+    away, refused = (2, 1, UnreachableError.BEGINNING), (2, 1, "refused")
+    assert delays([(3, 1, "")] + [away] * 600 + [refused])[-1] == 10.0
+    assert delays([(3, 1, "")] + [away] * 600 + [refused] * 400).index(None) == 901
+    assert delays([(3, 1, "")] + [refused] * 299 + [away, refused])[-1] == 10.0
+    assert delays([(3, 1, "")] + [away] * 30 + [refused] * 100, reconnect_s=50).index(None) == 50
 
 
 def test_a_slot_that_has_moved_is_looked_at_again():
