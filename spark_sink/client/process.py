@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ _LOOK_S = 0.1
 """The pause between two calls of ``is_stopping``."""
 _END_S = 3.0
 """How long a child may take to end after SIGTERM. It may have to drop a slot that it was creating."""
+_INTERRUPTED = {128 + number: -number for number in (signal.SIGINT, signal.SIGTERM)}
+"""The exit codes with which the command reports a signal, and the code of a child that the signal has killed."""
 
 
 def _environment(temporary: Path | None) -> dict[str, str]:
@@ -63,11 +66,14 @@ def is_report(line: str) -> bool:
 
 
 def _failure(code: int, said: Sequence[str]) -> Failure:
-    """Return how a child ended, from its exit code and its lines on stderr."""
+    """Return how a child ended, from its exit code and its lines on stderr.
+
+    A signal that came before the command handles signals kills it; later the command reports the signal. Both are the same end.
+    """
     errors = [line.removeprefix(_ERROR_PREFIX) for line in said if line.startswith(_ERROR_PREFIX)]
     hints = [line.removeprefix(_HINT_PREFIX) for line in said if line.startswith(_HINT_PREFIX)]
     message = errors[-1] if errors else said[-1] if said else ""
-    return Failure(code, message, hints[-1] if errors and hints else None)
+    return Failure(_INTERRUPTED.get(code, code), message, hints[-1] if errors and hints else None)
 
 
 class Child:
@@ -222,7 +228,8 @@ class Child:
     def read(self, timeout_s: float | None, is_stopping: Callable[[], bool] | None = None) -> bytes:
         """Return the next bytes from stdout, b"" at its end.
 
-        Raises TimeoutError after ``timeout_s``, InterruptedError once ``is_stopping`` is True.
+        Raises TimeoutError after ``timeout_s``, InterruptedError once ``is_stopping`` is True: also at the end of stdout, because
+        what asks us to stop may have ended the child, too.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
@@ -235,7 +242,10 @@ class Child:
                 raise TimeoutError
             waits_s = [each for each in (left_s, None if is_stopping is None else _LOOK_S) if each is not None]
             if poll.poll(min(waits_s) * 1000 + 1 if waits_s else None):
-                return os.read(self.stdout_fd, _READ_BYTES)
+                data = os.read(self.stdout_fd, _READ_BYTES)
+                if not data and is_stopping is not None and is_stopping():
+                    raise InterruptedError
+                return data
 
     def read_line(self, timeout_s: float | None, is_stopping: Callable[[], bool] | None = None) -> bytes:
         """Return the next whole line from stdout, b"" at its end; raise the same errors as `read`."""

@@ -214,7 +214,12 @@ class Launcher(Background):
                 sealer.close()
 
     def _wait_before_restart(self, policy: RestartPolicy, failure: Failure, end_lsn: int = 0) -> bool:
-        """Wait as long as the policy says. Returns False if asked to stop; raises the error if the policy says to give up."""
+        """Wait as long as the policy says. Returns False if asked to stop; raises the error if the policy says to give up.
+
+        What asks the launcher to stop may have ended the streamer, too: systemd signals all processes of a service.
+        """
+        if self._stopping.is_set():
+            return False
         now = time.monotonic()
         delay = policy.delay(failure, end_lsn, now)
         if delay is None:

@@ -8,7 +8,7 @@
 | 2 INIT_FAILED because the slot is lost | stop: no stream will ever come from it |
 | 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
 | 2 INIT_FAILED because the slot is beyond the log's account | start again: the launcher judges the slot first |
-| a signal, or 0 although the launcher did not ask the streamer to end | start again |
+| a signal (also one that it reports with 130 or 143), or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
 After a stream that has brought changes, or has lasted a while, the pauses are short again. A `RetryPolicy` gives the pauses. It has

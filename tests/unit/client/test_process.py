@@ -56,6 +56,23 @@ def test_a_wait_for_an_answer_ends_with_a_stop(quick_end: None) -> None:
         slot_exists(config, lambda: True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_reports_a_signal_counts_as_killed_by_it(number: int) -> None:
+    """The command dies by a signal only before it handles signals."""
+    assert ask(["x"], command=python(f"import sys; sys.exit({128 + number})")).code == -number
+    killed = f"import os, signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})"
+    assert ask(["x"], command=python(killed)).code == -number
+
+
+def test_the_end_of_a_child_is_no_answer_once_this_process_is_to_stop() -> None:
+    """One signal to both ends the child first: its end would look like an error."""
+    with Child(["x"], command=python("import sys; sys.exit(143)")) as child:
+        assert child.wait(DEADLINE_S)
+        asked = iter([False, True])
+        with pytest.raises(InterruptedError):
+            child.read_all(DEADLINE_S, lambda: next(asked))
+
+
 def test_lines_and_requests_of_any_size() -> None:
     echo = "import sys\nfor line in sys.stdin: sys.stdout.write(line * 2); sys.stdout.flush()"
     with Child(["x"], command=python(echo)) as child:

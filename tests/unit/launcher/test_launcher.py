@@ -28,6 +28,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.publishing import NewPublication
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client import process
+from spark_sink.client.failure import Failure
 from spark_sink.files.local import write_json
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import opening, sealer, streamer
@@ -302,6 +303,22 @@ def test_a_stop_while_waiting_to_start_again(fake: Callable[..., Fake], monkeypa
     launcher.stop()
     launcher.wait()
     assert made.landed() == WORK
+
+
+@pytest.mark.parametrize("turn", [{"exit": 143}, {"exit": 130}, {"signal": 15}])
+def test_a_streamer_that_a_signal_ends_while_it_prepares_is_started_again(fake: Callable[..., Fake], turn: dict[str, Any]):
+    """It reports the signal with an exit code of a shell, or it dies by it if it has only begun."""
+    made = fake(WORK, [turn])
+    launcher = made.run()
+    made.check(WORK)
+    assert launcher.progress.restarts == 1
+
+
+def test_the_end_of_a_streamer_is_no_error_once_the_launcher_was_asked_to_stop(fake: Callable[..., Fake]):
+    """systemd signals all processes of a service: how the streamer ends then has no meaning."""
+    launcher = Launcher(fake().config())
+    launcher.request_stop()
+    assert not launcher._wait_before_restart(RestartPolicy(lambda: 1.0), Failure(7, "cannot go on"), 0x100)
 
 
 def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
