@@ -137,11 +137,14 @@ class ServerError(CdcpipeError):
     """The server reported an error. ``sqlstate`` is its five-character code, or None.
 
     The message contains ``NO_PUBLICATION`` if the server can't send a change because a publication did not exist when it was made,
-    and ``UNSENDABLE`` if it can't send a change because of a value in it. Trying again does not help.
+    and ``UNSENDABLE`` if it can't send a change because of a value in it. Trying again does not help. It contains ``SHORTAGE`` if
+    the server lacks something that has nothing to do with the data, such as room on its disk. Trying again later helps.
     """
 
     NO_PUBLICATION: ClassVar[str] = "the next change was made while no publication had this name"
     UNSENDABLE: ClassVar[str] = "the server cannot send the next transaction"
+
+    SHORTAGE: ClassVar[str] = "the server lacks room, memory or another resource: "
 
     exit_code = ExitCode.PG_ERROR
 

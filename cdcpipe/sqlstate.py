@@ -11,22 +11,27 @@ __all__ = [
     "CANNOT_CONNECT_NOW",
     "CHARACTER_NOT_IN_REPERTOIRE",
     "CONFIGURATION_LIMIT_EXCEEDED",
+    "DISK_FULL",
     "DUPLICATE_OBJECT",
     "FEATURE_NOT_SUPPORTED",
     "INSUFFICIENT_PRIVILEGE",
+    "INSUFFICIENT_RESOURCES",
     "INTERNAL_ERROR",
     "INVALID_AUTHORIZATION",
     "INVALID_CATALOG_NAME",
     "INVALID_PARAMETER_VALUE",
     "INVALID_PASSWORD",
+    "IO_ERROR",
     "LOCK_NOT_AVAILABLE",
     "NOT_IN_PREREQUISITE_STATE",
     "OBJECT_IN_USE",
+    "OUT_OF_MEMORY",
     "PROGRAM_LIMIT_EXCEEDED",
     "QUERY_CANCELED",
     "READ_ONLY_SQL_TRANSACTION",
     "SERIALIZATION_FAILURE",
     "SESSION_ENDED",
+    "SHORTAGES",
     "TERMINATED_BY_ADMINISTRATOR",
     "TOO_MANY_CONNECTIONS",
     "UNDEFINED_COLUMN",
@@ -42,17 +47,21 @@ __all__ = [
 CANNOT_CONNECT_NOW: Final = "57P03"
 CHARACTER_NOT_IN_REPERTOIRE: Final = "22021"
 CONFIGURATION_LIMIT_EXCEEDED: Final = "53400"
+DISK_FULL: Final = "53100"
 DUPLICATE_OBJECT: Final = "42710"
 FEATURE_NOT_SUPPORTED: Final = "0A000"
 INSUFFICIENT_PRIVILEGE: Final = "42501"
+INSUFFICIENT_RESOURCES: Final = "53000"
 INTERNAL_ERROR: Final = "XX000"
 INVALID_AUTHORIZATION: Final = "28000"
 INVALID_CATALOG_NAME: Final = "3D000"
 INVALID_PARAMETER_VALUE: Final = "22023"
 INVALID_PASSWORD: Final = "28P01"  # noqa: S105 - a code
+IO_ERROR: Final = "58030"
 LOCK_NOT_AVAILABLE: Final = "55P03"
 NOT_IN_PREREQUISITE_STATE: Final = "55000"
 OBJECT_IN_USE: Final = "55006"
+OUT_OF_MEMORY: Final = "53200"
 PROGRAM_LIMIT_EXCEEDED: Final = "54000"
 QUERY_CANCELED: Final = "57014"
 READ_ONLY_SQL_TRANSACTION: Final = "25006"
@@ -68,6 +77,9 @@ UNTRANSLATABLE_CHARACTER: Final = "22P05"
 
 SESSION_ENDED: Final = "57P"
 """The beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
+
+SHORTAGES: Final = frozenset((INSUFFICIENT_RESOURCES, DISK_FULL, OUT_OF_MEMORY, IO_ERROR))
+"""What the server lacks for a while, whatever it has to do. No data are the cause, so the same command works later."""
 
 _OF_NAMES: Final = frozenset(("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "72", "XX"))
 """The classes of errors whose messages name objects, options and limits, and no values."""

@@ -36,6 +36,10 @@ HINTS = {
     " as a user that has it",
     sqlstate.TOO_MANY_CONNECTIONS: "raise max_wal_senders or max_connections on the server",
     sqlstate.CONFIGURATION_LIMIT_EXCEEDED: "raise max_replication_slots or max_wal_senders on the server",
+    sqlstate.DISK_FULL: "make room on the server's disk",
+    sqlstate.OUT_OF_MEMORY: "give the server more memory, or let fewer processes use it; logical_decoding_work_mem limits a stream",
+    sqlstate.INSUFFICIENT_RESOURCES: "raise the limit on the server that the message names (of open files: ulimit -n)",
+    sqlstate.IO_ERROR: "the server cannot read or write its disk: look into its log and that of its machine",
     sqlstate.TERMINATED_BY_ADMINISTRATOR: "an administrator ended it, or the server is shutting down: connect again later",
     sqlstate.READ_ONLY_SQL_TRANSACTION: "set PGOPTIONS='-c default_transaction_read_only=off', or reset that setting of the role or"
     " the database; if the server is a standby, connect to the primary",
@@ -79,6 +83,8 @@ def server_error(result: Failure, *, reads_rows: bool = False) -> ServerError | 
     message = " ".join(part for part in parts if part)
     if state and state.startswith(sqlstate.SESSION_ENDED):
         return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
+    if state in sqlstate.SHORTAGES:
+        message = ServerError.SHORTAGE + message
     return ServerError(message, sqlstate=state, hint=hint or None)
 
 

@@ -60,6 +60,11 @@ class Failure:
         """Whether there was no connection to a server (`UnreachableError`). A promotion or a restart takes its time."""
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(UnreachableError.BEGINNING)
 
+    @property
+    def is_shortage(self) -> bool:
+        """Whether the server lacked something that has nothing to do with the data (`ServerError.SHORTAGE`), such as room."""
+        return self.code in (ExitCode.PG_ERROR, ExitCode.INIT_FAILED) and ServerError.SHORTAGE in self.message
+
 
 _ERRORS: dict[int, type[CdcpipeError]] = {
     error.exit_code: error

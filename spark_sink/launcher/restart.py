@@ -3,12 +3,14 @@
 | exit code | decision |
 |---|---|
 | 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
+| 5 PG_ERROR because the server lacks room, memory or the like (`is_shortage`) | start again, without limit |
 | 5 PG_ERROR | start again; stop after the n-th equal error in a row at one end of the log (a row that the server cannot decode) |
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
+| 2 INIT_FAILED with `is_shortage` | the same |
 | 2 INIT_FAILED because the slot is lost | stop: no stream will ever come from it |
 | 2 INIT_FAILED for another reason | stop; start again for a while after a lost connection: a server may be in promotion |
 | 2 INIT_FAILED because the slot is beyond the log's account | start again: the launcher judges the slot first |
-| a signal (also one that it reports with 130 or 143), or 0 although the launcher did not ask the streamer to end | start again |
+| a signal (also if reported as 130 or 143), or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
 After a stream that has brought changes, or has lasted a while, the pauses are short again. A `RetryPolicy` gives the pauses. It has
@@ -40,6 +42,8 @@ _LONG_S = 3600.0
 
 _REFUSAL_S = 300.0
 """How long a server that can be reached may refuse the stream after a lost connection: a standby does, until it is promoted."""
+
+_PASSING = (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS)
 
 
 class RestartPolicy:
@@ -91,7 +95,7 @@ class RestartPolicy:
         if failure.code == ExitCode.INIT_FAILED:
             if not failure.is_gap and (self._lost_at is None or self._gives_up(failure, self._lost_at, now)):
                 return None
-        elif failure.code == ExitCode.PG_ERROR:
+        elif failure.code == ExitCode.PG_ERROR and not failure.is_shortage:
             is_again = failure == self._last_error and lasted_s < _LONG_S
             self._same_errors = self._same_errors + 1 if is_again else 1
             self._last_error = failure
@@ -99,7 +103,7 @@ class RestartPolicy:
                 return None
             if self._lost_at is None or has_lasted:
                 self._lost_at, self._refused_at = now, None
-        elif failure.code in (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS) or failure.code < 0:
+        elif failure.is_shortage or failure.code in _PASSING or failure.code < 0:
             self._lost_at, self._refused_at = now, None
         else:
             return None
@@ -108,7 +112,7 @@ class RestartPolicy:
 
     def _gives_up(self, failure: Failure, lost_at: float, now: float) -> bool:
         """Take note of a start without a stream, and tell whether it was the last one."""
-        if failure.is_unreachable:
+        if failure.is_unreachable or failure.is_shortage:
             self._refused_at = None
         elif self._refused_at is None:
             self._refused_at = now

@@ -46,6 +46,15 @@ def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 4 + [(3, 1, ""), (5, 1, "x")])[-1] is None
 
 
+def test_what_the_server_lacks_is_no_poison():
+    """The disk of the server is full: nothing is wrong with the transaction, and it comes when there is room again."""
+    full = f"{ServerError.SHORTAGE}could not write to data file for XID 743: No space left on device (53100)"
+    assert delays([(5, 1, full)] * 500)[-1] == 10.0
+    assert delays([(5, 1, full)] + [(2, 1, f"the stream could not be started: {full}")] * 500)[-1] == 10.0
+    assert delays([(5, 1, "x")] * 4 + [(5, 1, full), (5, 1, "x")])[-1] is None
+    assert delays([(2, 1, full)]) == [None]  # at the start nothing runs yet that would go on
+
+
 def test_the_way_past_a_transaction_names_only_options_that_run_has():
     said = f"invalid byte sequence (22021): {ServerError.UNSENDABLE}, which commits at 0/FF"
     error = final_error(Failure(5, said, hint="start with --startpos 0/100"), 1)
