@@ -12,6 +12,7 @@ client/guard.py ends the child.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -81,6 +82,8 @@ class Child:
 
     ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child
     keeps running after this process has ended: the guard does not end it. Then `tell_news` calls ``tell``.
+
+    Raises OSError if a limit of the machine allows no process, no pipe or no thread. Then no child is left.
     """
 
     def __init__(
@@ -121,7 +124,13 @@ class Child:
         if self._process.stdin is not None:
             os.set_blocking(self._process.stdin.fileno(), False)
         self._stderr_thread = Worker(target=self._read_stderr, name="cdcpipe-stderr", daemon=True)
-        self._stderr_thread.start()
+        try:
+            self._stderr_thread.start()
+        except RuntimeError as ex:  # the system gives no thread; nobody else could end the child
+            self.kill()
+            self._process.wait()
+            self.close()
+            raise OSError(errno.EAGAIN, str(ex)) from ex
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +178,7 @@ class Child:
     def close(self) -> None:
         """Close the pipes. A running child is not ended."""
         if self._errors is None:
-            self._stderr_thread.join()
+            self._stderr_thread.join_if_started()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr, self._errors):
             if stream is not None:
                 stream.close()

@@ -13,6 +13,7 @@ import pytest
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
+from cdcpipe.threads import Worker
 from spark_sink.client import guard, process, slot_monitor
 from spark_sink.client.prepare import slot_exists
 from spark_sink.client.process import Child, ask
@@ -123,6 +124,28 @@ def test_a_monitor_goes_on_after_its_command_could_not_be_started(tmp_path: Path
         made.write_text(f"#!/bin/sh\necho '{REPORT}'\nexec sleep 1000\n")
         made.chmod(0o755)
         made.rename(command)
+        until(lambda: monitor.report(time.monotonic()) is not None, "a report")
+
+
+def test_a_monitor_goes_on_after_a_thread_could_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of processes counts threads, too. The child of such an attempt has ended."""
+    monkeypatch.setattr(slot_monitor, "_RESTARTS", RetryPolicy(first_pause_s=0.05))
+    pids, is_full = tmp_path / "pids", True
+
+    class Limited(Worker):
+        def start(self) -> None:
+            if is_full:
+                until(pids.exists, "the child runs")
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(process, "Worker", Limited)
+    program = f"echo $$ >{pids}.new; mv {pids}.new {pids}; echo '{REPORT}'; exec sleep 1000"
+    with SlotMonitor((), "s", command=["sh", "-c", program]) as monitor:
+        with pytest.raises(CdcpipeError, match=r"cannot run 'cdcpipe slot': .*can't start new thread"):
+            monitor.wait_for_report(DEADLINE_S)
+        until(lambda: not Path(f"/proc/{pids.read_text().strip()}").exists(), "the child has ended")
+        is_full = False
         until(lambda: monitor.report(time.monotonic()) is not None, "a report")
 
 
