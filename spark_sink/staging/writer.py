@@ -377,8 +377,10 @@ class StagingWriter:
 
     def _check_fence(self) -> None:
         assert self._epoch is not None
-        newest = max(epoch_numbers(self.root))
-        if newest != self._epoch.number:
+        newest = max(epoch_numbers(self.root) if self.root.is_dir() else [], default=0)
+        if newest < self._epoch.number:
+            raise FileNotFoundError("what this launcher has written is not there any more")
+        if newest > self._epoch.number:
             msg = f"{self.root}: another launcher has taken over (epoch {newest}; this is {self._epoch.number})"
             self._failure = msg
             raise StagingError(msg, hint="run one launcher at a time; nothing is lost")

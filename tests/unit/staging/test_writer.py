@@ -128,6 +128,28 @@ def test_a_directory_that_was_removed_is_no_place_to_create(tmp_path: Path):
     assert "nothing is lost" not in hint
 
 
+@pytest.mark.parametrize("left", ["nothing", "an empty directory", "an earlier epoch"])
+def test_a_directory_whose_log_was_removed_meanwhile_is_named(tmp_path: Path, left: str):
+    """A file that is open takes writes and fsync also when its directory is gone."""
+    root = tmp_path / "staging"
+    land(root, Server(WORK[:3]))
+    with StagingWriter(root, slot="s") as writer:
+        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        sealing = fill(writer, WORK[3:])
+        if left == "an earlier epoch":
+            shutil.rmtree(root / f"{epoch.number:06d}")
+        else:
+            root.rename(tmp_path / "old")
+        if left == "an empty directory":
+            root.mkdir()
+        with pytest.raises(StagingError, match="what this launcher has written is not there any more") as caught:
+            writer.seal(sealing)
+        assert (caught.value.hint or "").startswith("it was removed, moved or unmounted while the launcher wrote there")
+        none = np.zeros(0, np.int64)
+        with pytest.raises(StagingError, match="an earlier write"):
+            writer.apply(Write(b"x" * (1 << 20), none, none, 0))
+
+
 @pytest.mark.parametrize("name", ["write", "fsync"])
 def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     with StagingWriter(tmp_path, slot="s") as writer:
