@@ -10,15 +10,13 @@ not look like an error of the first.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.files.local import DamagedFileError, read_json, write_json
-from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.lock import is_own, lock_owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +58,7 @@ def _is_in_use(root: Path) -> bool:
     """Tell whether another process holds the directory's lock."""
     try:
         owner = lock_owner(root)
-        return owner is not None and (owner.get("pid"), owner.get("host")) != (os.getpid(), socket.gethostname())
+        return owner is not None and not is_own(owner)
     except PermissionError:  # the lock of another user
         return True
     except (DamagedFileError, OSError):  # no file, or a file system without locks: the command's own error says so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from spark_sink.files.lock import try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
-__all__ = ["lock", "lock_owner", "make_root", "owner_text", "sign", "try_file_system"]
+__all__ = ["is_own", "lock", "lock_owner", "make_root", "owner_text", "sign", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
@@ -26,6 +27,9 @@ _POSIX_HINT = (
     "the staging directory must be writable and on a POSIX file system (a local disk, NFS), which can lock, rename and sync files "
     "and directories; a mounted object store cannot"
 )
+
+_TOKEN = secrets.token_hex(8)
+"""Of this process, apart from its process id. Containers often have the process id 1, and may have one host name in turn."""
 
 
 def make_root(root: Path) -> None:
@@ -77,6 +81,7 @@ def sign(fd: int) -> None:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "token": _TOKEN,
     }
     text = json.dumps(owner).encode()
     try:
@@ -121,8 +126,13 @@ def owner_text(owner: dict[str, Any]) -> str:
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
 
 
+def is_own(owner: dict[str, Any]) -> bool:
+    """Tell whether ``owner``, from `lock_owner`, is this process. Another one with its process id and host name is not."""
+    return (owner.get("pid"), owner.get("token")) == (os.getpid(), _TOKEN)
+
+
 def lock_owner(root: Path | str) -> dict[str, Any] | None:
-    """Return the process that holds the directory's lock (pid, host, since); None if no process holds it."""
+    """Return the process that holds the directory's lock (pid, host, since, token); None if no process holds it."""
     path = Path(root) / "lock"
     try:
         fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -65,11 +65,12 @@ def describe(
     rows = [] if tables is None else tables.describe()
     stages = [] if tables is None else tables.rungs(rows)
     rungs = ladder.build(report, end, stages, CommitTimes(segments), now, known, keeps_account=keeps_account)
+    owner = lock_owner(root)
     return {
         "time": _iso(now),
         "staging": str(root),
         "warehouse": None if tables is None else tables.house.name,
-        "launcher": lock_owner(root),
+        "launcher": None if owner is None else {key: owner[key] for key in owner if key != "token"},
         "last_error": last_error.read(root),
         "source": None
         if not epochs

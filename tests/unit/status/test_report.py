@@ -1,6 +1,7 @@
 """`describe`: what status says of the server and the log together."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.slot_monitor import SlotReport
 from spark_sink.staging import account
+from spark_sink.staging.lock import lock
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.status.text import render_text
@@ -66,6 +68,13 @@ def test_a_slot_that_is_beyond_the_account_was_moved(pipeline: Path) -> None:
     alert = judge(moved, Limits())
     words = "slot s is at 0/9000, but the log has everything only up to 0/1600"
     assert (alert.state, words in alert.line, words in render_text(moved)) == (State.CRITICAL, True, True)
+
+
+def test_the_launcher_has_the_documented_fields(pipeline: Path) -> None:
+    fd = lock(pipeline / "staging")
+    assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
+    os.close(fd)
+    assert status(pipeline)["launcher"] is None
 
 
 def test_an_account_of_segments_that_are_not_there_says_nothing(pipeline: Path) -> None:
