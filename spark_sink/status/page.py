@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.units import counted, format_duration, format_size
+from spark_sink.staging.lock import owner_text
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.text import name_of
 
@@ -216,7 +217,7 @@ def _places(found: Mapping[str, Any]) -> str:
     if server is not None:
         rows.append(("slot", f"WAL {server['wal_status']}, kept from {server['restart_lsn']}"))
     if launcher is not None:
-        rows.append(("launcher", f"process {launcher['pid']} on {launcher['host']} since {launcher['since']}"))
+        rows.append(("launcher", owner_text(launcher)))
     if error is not None:
         rows.append(("last error", f"{error['time']}, {error['command']}, exit code {error['exit_code']}: {error['message']}"))
     rows += [("waiting", f"{each['table']}: {'; '.join(why['reason'] for why in each['reasons'])}") for each in found["waiting"]]

@@ -69,6 +69,7 @@ def test_it_has_stages_tables_and_places(found: dict[str, Any]) -> None:
     assert "The last day" not in texts
     assert ("meta", "content", "2") in Page(render(found, [], refresh_s=2.0)).attributes
     assert any("no launcher is running" in text for text in texts)
+    assert "process ? on ? since ?" in Page(render(found | {"launcher": {}}, [])).texts  # its lock is just being written
 
 
 def test_what_needs_attention_is_first(found: dict[str, Any]) -> None:
