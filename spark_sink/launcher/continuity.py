@@ -248,7 +248,7 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
     gap does not count, because the tables were copied since. Timelines from before pg_upgrade are another server's.
     """
     left_at = dict(prepared.timeline_history)
-    breaks = [number for number, epoch in enumerate(epochs) if epoch.gap is not None or epoch.former_system_id is not None]
+    breaks = [number for number, epoch in enumerate(epochs) if epoch.is_break]
     epochs = epochs[breaks[-1] :] if breaks else epochs
     common = 0
     for number, epoch in enumerate(epochs):

@@ -16,7 +16,7 @@ from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
-from spark_sink.staging.log import epoch_numbers, left_lsn, list_epochs, list_segments, log_end
+from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.wanted_copies import want
@@ -42,6 +42,7 @@ __all__ = [
     "gone",
     "less_readable",
     "name_less_readable",
+    "take_epochs",
     "take_gaps",
 ]
 
@@ -147,6 +148,13 @@ def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
     if found is not None:
         after = format_lsn(found.gap.after_lsn)
         _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
+
+
+def take_epochs(warehouse: Warehouse, staging: Path) -> None:
+    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it."""
+    epochs = list_epochs(staging)
+    warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
+    take_gaps(warehouse, epochs)
 
 
 def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:

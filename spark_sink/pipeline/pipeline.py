@@ -442,7 +442,7 @@ class Pipeline:
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
-                fit.take_gaps(self.warehouse, list_epochs(self.staging))
+                fit.take_epochs(self.warehouse, self.staging)
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
             batch.append()
@@ -458,7 +458,7 @@ class Pipeline:
             # `pass_gap` can't pass a gap while the log has segments before it. If it has none after it, no micro-batch would come.
             position = fit.behind_gap(self.warehouse, self.staging, end)
             if position != end:
-                fit.take_gaps(self.warehouse, list_epochs(self.staging))
+                fit.take_epochs(self.warehouse, self.staging)
         message_count = counts.pop(MESSAGES, 0)
         self._seen.update(counts)
         self.changes.update(counts)

@@ -134,6 +134,11 @@ class Epoch:
         """The position at which the epoch begins."""
         return Position(self.number, self.start_lsn)
 
+    @property
+    def is_break(self) -> bool:
+        """Whether the epoch alone says that changes are missing before it, or that its server had another system id."""
+        return self.gap is not None or self.former_system_id is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

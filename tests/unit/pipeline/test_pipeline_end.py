@@ -1,6 +1,7 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,11 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.source import datasource
 from spark_sink.spark import session
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Position, list_epochs
+from spark_sink.warehouse import gaps
 from support.spark_errors import Py4JError
+from support.staged import make_epoch
 
 LATE = "… terminated with exception: Python worker failed to connect back. …"
 
@@ -87,6 +92,25 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
+
+
+def test_what_an_epoch_says_is_recorded_before_the_log_may_remove_it(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server was upgraded, and then lost changes, while a run streamed from it."""
+    make_epoch(tmp_path / "staging", 1, 0x100, (0x100, 0x200))
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    made.warehouse.open(list_epochs(tmp_path / "staging")[0])
+    made.warehouse.record(Position(1, 0x200))
+    made._progress = replace(made._progress, position=Position(1, 0x200))
+    gap = Gap(0x300, "somebody moved the slot", since=1.0, found=2.0)
+    make_epoch(tmp_path / "staging", 2, 0x200, (0x200, 0x300), system_id="8", former_system_id="7")
+    make_epoch(tmp_path / "staging", 3, 0x400, (0x400, 0x500), system_id="8", gap=gap.to_json())
+    batch = SimpleNamespace(append=lambda: None, contents={}, renamed=())
+    monkeypatch.setattr("spark_sink.pipeline.pipeline.MicroBatch", lambda *_, **__: batch)
+    made._process(Position(1, 0x200), Position(3, 0x500))
+    assert made.warehouse.source().system_id == "8"
+    assert [(each.gap, each.start) for each in gaps.read(made.warehouse)] == [(gap, (3, 0x400))]
 
 
 def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

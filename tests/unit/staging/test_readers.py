@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,38 @@ def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_p
     else:
         with pytest.raises(StagingError, match="the segments from 1:0/1FF to 0/200 do not exist any more"):
             list_segments(tmp_path, Position(1, reached_lsn))
+
+
+@pytest.mark.parametrize(
+    ("start_lsn", "says"),
+    [
+        (0x300, {"gap": Gap(0x280, "timeline 2 branched off", since=1.0, found=2.0, is_divergence=True).to_json()}),
+        (0x500, {"gap": Gap(0x300, "somebody moved the slot", since=1.0, found=2.0).to_json()}),
+        (0x300, {"former_system_id": "6"}),
+    ],
+    ids=["gap at the end of the log", "gap beyond it", "pg_upgrade"],
+)
+def test_an_epoch_with_a_gap_or_another_server_stays_until_all_readers_are_in_it(
+    tmp_path: Path, start_lsn: int, says: dict[str, Any]
+):
+    """No change came in this epoch. The first ones came in later epochs, after the tables had read all that was before."""
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300), system_id=says.get("former_system_id", "7"))
+    register_reader(tmp_path, "tables", Position(1, 0x300))
+    register_reader(tmp_path, "other", Position(2, start_lsn))
+    make_epoch(tmp_path, 2, start_lsn, **says)
+    make_epoch(tmp_path, 3, start_lsn, (start_lsn, start_lsn + 0x100))
+    make_epoch(tmp_path, 4, start_lsn + 0x100, (start_lsn + 0x100, start_lsn + 0x200))
+    remove_empty_epochs(tmp_path, 4)
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200, 0x300]
+    assert [epoch.number for epoch in list_epochs(tmp_path)] == [2, 3, 4]
+    assert list_epochs(tmp_path)[0].is_break
+    assert [segment.start_lsn for segment in list_segments(tmp_path, Position(1, 0x300))] == [start_lsn, start_lsn + 0x100]
+
+    register_reader(tmp_path, "tables", Position(3, start_lsn + 0x100))
+    register_reader(tmp_path, "other", Position(3, start_lsn + 0x100))
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [start_lsn + 0x100]
+    assert [epoch.number for epoch in list_epochs(tmp_path)] == [4]
+    assert [segment.start_lsn for segment in list_segments(tmp_path, Position(3, start_lsn + 0x100))] == [start_lsn + 0x100]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "-x", "x" * 101, "a b", "é"])
