@@ -417,13 +417,13 @@ def check_source(
 ) -> None:
     """Raise OtherSourceError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
 
-    ``is_accepted``: the user has accepted another system id.
+    ``is_accepted``: the user has accepted another system id. Its timelines are not those of the log: pg_upgrade begins at 1.
     """
     if epoch.system_id != system_id and not is_accepted:
         msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
         hint = f"{_OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
         raise OtherSourceError(msg, hint=hint)
-    if epoch.timeline > timeline and not is_accepted:
+    if epoch.timeline > timeline and epoch.system_id == system_id:
         msg = (
             f"the server is on timeline {timeline}, {root} has changes of timeline {epoch.timeline}: this server is an old primary,"
             " or a standby that does not follow the new one yet"

@@ -38,7 +38,7 @@ from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account, divergence, lock
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs, list_segments, log_end
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint, StagingWriter
 from support.cli_process import run_spark_cli
@@ -508,6 +508,17 @@ def test_another_timeline_begins_another_epoch(fake: Callable[..., Fake]):
     made.check(WORK)
     assert [epoch.timeline for epoch in list_epochs(made.staging)] == [1, 2]
     assert made.starts[-1][made.starts[-1].index("--expect") + 1] == "7/2"
+
+
+@pytest.mark.parametrize("accepted", [None, "7"])
+def test_an_old_primary_that_comes_back_is_refused(fake: Callable[..., Fake], accepted: str | None):
+    """Also after pg_upgrade, if the command line still has the option that accepted the server."""
+    made = fake(WORK, [{}, {"exit": 3}, {"exit": 3}])
+    promoted = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/8000"}]}
+    made.set_looks([promoted, {"timeline": 1}])
+    with pytest.raises(OtherSourceError, match="this server is an old primary"):
+        made.run(accept_system_id=accepted)
+    assert [epoch.timeline for epoch in list_epochs(made.staging)] == [1, 2]
 
 
 def test_another_epoch_begins_when_the_sealer_rests(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
