@@ -17,20 +17,19 @@ from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
 from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
-from spark_sink.warehouse import gaps, purged_changes
+from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from spark_sink.delta.log import TableEnd
     from spark_sink.schema.table import Table
-    from spark_sink.staging.log import Epoch, Position
+    from spark_sink.staging.log import Position
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "less_readable",
     "name_less_readable",
     "take_epochs",
-    "take_gaps",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -141,20 +139,19 @@ def gone(house: Warehouse, table: Table) -> WarehouseError:
     )
 
 
-def take_gaps(warehouse: Warehouse, epochs: Sequence[Epoch]) -> None:
-    """Record the gaps of the log, and warn if the tables were not copied since. The pipeline itself copies nothing."""
+def take_epochs(warehouse: Warehouse, staging: Path) -> None:
+    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it.
+
+    Warns if the tables were not copied since a gap. The pipeline itself copies nothing.
+    """
+    epochs = list_epochs(staging)
+    warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
+    published_tables.follow(warehouse, epochs)
     gaps.record(warehouse, epochs)
     found = gaps.open_gap(warehouse)
     if found is not None:
         after = format_lsn(found.gap.after_lsn)
         _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
-
-
-def take_epochs(warehouse: Warehouse, staging: Path) -> None:
-    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it."""
-    epochs = list_epochs(staging)
-    warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
-    take_gaps(warehouse, epochs)
 
 
 def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:

@@ -373,7 +373,7 @@ class Pipeline:
         fit.check_copies(self.warehouse, self.staging, position, reached, removed)
         list_segments(self.staging, position)  # raises if segments that the tables still need are missing
         record_staging(self.warehouse, self.staging)
-        fit.take_gaps(self.warehouse, epochs)
+        fit.take_epochs(self.warehouse, self.staging)
         self._tables.begin()
         position = fit.behind_gap(self.warehouse, self.staging, position)
         if reached is None or reader_place(self.staging, READER) != self.warehouse.name:

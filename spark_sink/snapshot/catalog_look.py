@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import CdcpipeError
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
+from spark_sink.staging.log import list_epochs
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.former_names import carried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spark_sink.client.prepare import SlotConfig
+    from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -40,7 +41,7 @@ def want_deleted(house: Warehouse) -> None:
 class CatalogLook:
     """The looks of one run. ``copies_new``: whether a table that comes into a publication is copied."""
 
-    def __init__(self, config: SlotConfig, warehouse: Warehouse, *, copies_new: bool = True) -> None:
+    def __init__(self, config: LauncherConfig, warehouse: Warehouse, *, copies_new: bool = True) -> None:
         self._config = config
         self._warehouse = warehouse
         self._copies_new = copies_new
@@ -48,7 +49,7 @@ class CatalogLook:
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
 
-        Returns False if the server could not be asked, or once ``is_stopping`` is True.
+        Returns False if the server could not be asked, or is not the one of the log's last epoch, or once ``is_stopping`` is True.
         """
         try:
             found = publication.look(self._config, is_stopping)
@@ -57,7 +58,12 @@ class CatalogLook:
         except CdcpipeError as ex:
             _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
             return False
-        house, before, homes = self._warehouse, published_tables.read(self._warehouse), Homes(self._warehouse)
+        house, epochs = self._warehouse, list_epochs(self._config.staging)
+        if epochs and epochs[-1].system_id != found.system_id:
+            _logger.info("the server has another system id, and the launcher has not begun to read from it yet")
+            return False
+        published_tables.follow(house, epochs)
+        before, homes = published_tables.read(house), Homes(house)
         kept = publication.undecided(before, found, homes)
         now = carried(before, publication.seen(found, kept, homes), house.masks)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):

@@ -13,7 +13,7 @@ the warehouse (warehouse/published_tables.py), so that the next run finds what h
 cdcpipe/replication/table_parts.py explains what ``cdcpipe prepare --parts`` tells.
 
 The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
-they are. So does the first look at another server, as after pg_upgrade.
+they are. So does the first look at another server, but not after a pg_upgrade that took the slot along (`published_tables.follow`).
 
 The catalog is further than the stream. So a table with another name may be one that was renamed, which the stream will tell if DDL
 is captured. Such a table is undecided: its record stays as it was, until the tables have come as far as the look that saw the name.

@@ -8,7 +8,7 @@ snapshot/publication.py compares two looks. `cdcpipe-spark status` reads the rec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.lsn import LSN, format_lsn
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spark_sink.schema.table import Version
+    from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Seen", "SeenTable", "read", "unpublished", "write"]
+__all__ = ["Seen", "SeenTable", "follow", "read", "unpublished", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,23 @@ def write(house: Warehouse, now: Seen) -> None:
     former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
     found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables}
     write_json(_path(house), found | ({"former": former} if former else {}))
+
+
+def follow(house: Warehouse, epochs: Sequence[Epoch]) -> None:
+    """Let the record go on if pg_upgrade has taken the slot along: the tables have their OIDs and files, and no change is missing.
+
+    Publications have other OIDs. After a gap the record does not go on: all tables are copied, and the server may be another one.
+    """
+    seen = read(house)
+    if seen is None or not epochs or seen.system_id == epochs[-1].system_id:
+        return
+    system_id = seen.system_id
+    for epoch in epochs:
+        if epoch.former_system_id == system_id and epoch.gap is None:
+            system_id = epoch.system_id
+    if system_id == epochs[-1].system_id:
+        tables = {number: replace(each, published_by=None) for number, each in seen.tables.items()}
+        write(house, replace(seen, system_id=system_id, tables=tables))
 
 
 def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> set[Table] | None:

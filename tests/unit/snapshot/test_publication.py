@@ -11,10 +11,11 @@ from cdcpipe.lsn import LSN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
-from spark_sink.snapshot.catalog_look import want_deleted
+from spark_sink.snapshot.catalog_look import CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot, is_unfinished
 from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
@@ -33,13 +34,16 @@ from spark_sink.snapshot.publication import (
     seen,
     undecided,
 )
-from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position, list_epochs
+from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
-from support.segments import relation
+from support.segments import describe_epoch, relation
+from support.staged import make_epoch
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 T = Table("public", "t")
@@ -129,11 +133,42 @@ def test_a_table_that_gets_a_key() -> None:
 
 
 def test_the_first_look_only_records() -> None:
-    """So does the first look at another server, and one after a record that was made without parts."""
+    """So does the first look at another server that the record does not follow, and one after a record without parts."""
     assert compare(None, found(table()), not_keyed) == []
     assert compare(BEFORE, found(table("u"), system_id="7999"), not_keyed) == []
     without = seen(found({name: value for name, value in table().items() if name not in ("parts", "published_by")}))
     assert compare(without, found(table(parts=[part(101, 2, "b", has_rows=True)], published_by=[8])), not_keyed) == []
+
+
+GAP = Gap(0x100, "the slot is a new one", since=1.0, found=2.0)
+
+
+@pytest.mark.parametrize(("gap", "is_found"), [(None, True), (GAP, False)], ids=["with the slot", "without the slot"])
+@pytest.mark.parametrize("is_passed", [False, True], ids=["", "after the tables have passed the epoch"])
+def test_a_table_that_came_before_pg_upgrade_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: Gap | None, is_found: bool, is_passed: bool
+) -> None:
+    """It came after the last look. After a gap all tables are copied, and another server may have other OIDs."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0x100, (0x100, 0x200), system_id="7")
+    house.open(list_epochs(staging)[0])
+    write(house, seen(found(table(), lsn=100, system_id="7")))
+    came = table("basket", relation_id=101, parts=[part(101)], published_by=[9])
+    server = found(table(published_by=[9]), came, system_id="8")
+    monkeypatch.setattr(publication, "look", lambda *_: server)
+    catalog = CatalogLook(LauncherConfig("slot", staging), house)
+
+    assert not catalog.look(lambda: False)  # the launcher has not accepted this server yet
+    assert (waiting(house), read(house)) == ([], seen(found(table(), lsn=100, system_id="7")))
+    make_epoch(staging, 2, 0x200, system_id="8", former_system_id="7", gap=None if gap is None else gap.to_json())
+    if is_passed:
+        take_epochs(house, staging)
+        remove_epoch(staging, 1)
+        (staging / "000002/epoch.json").write_text(describe_epoch(0x200, system_id="8"))
+    assert catalog.look(lambda: False)
+    assert [(str(each.table), each.why) for each in waiting(house)] == ([("public.basket", CAME)] if is_found else [])
+    assert catalog.look(lambda: False)
+    assert read(house) == seen(server, homes=Homes(house))
 
 
 A, B = Table("public", "a"), Table("public", "b")
