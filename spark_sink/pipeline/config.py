@@ -14,7 +14,7 @@ from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
 from spark_sink.snapshot.schedule import parse_hours
-from spark_sink.warehouse.formats import COLUMN_NAMES, DELETES, HISTORY, READERS, WIDEN
+from spark_sink.warehouse.formats import ANY, COLUMN_NAMES, DELETES, HISTORY, READERS, WIDEN
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class RunConfig:
     history_interval_s: float = _HISTORY_INTERVAL_S
     """How often the stored histories catch up with the changelogs; 0: only at the start, and at the end with ``available_now``."""
     dropped_columns: Literal["keep", "drop"] = "keep"
-    """Whether a column that was dropped stays in the replica, NULL in new rows, or leaves it. ``drop`` needs captured DDL."""
+    """Whether a column that was dropped stays in the replica, NULL in new rows, or leaves it. ``drop`` needs captured DDL, and does
+    not go with ``readers="any"`` and Delta."""
     checkpoint: Path | str | None = None
     """The directory of Spark's checkpoint; None: in the warehouse, or in the staging directory if the warehouse is in a store."""
 
@@ -170,6 +171,12 @@ class RunConfig:
             raise InvalidArgumentsError(
                 "--keep-changelog is for Delta tables: with Parquet the current rows are made of the changelog",
                 hint="now and then cdcpipe-spark snapshot --table, and cdcpipe-spark purge for what is before it",
+            )
+        if self.readers == ANY and self.dropped_columns == "drop" and house.format.keeps_replicas:
+            raise InvalidArgumentsError(
+                "--dropped-columns drop gives replicas Delta's column mapping, which not every reader knows; --readers any asks "
+                "for tables without it",
+                hint="leave one of the two out; without --dropped-columns drop such a column stays, NULL in new rows",
             )
 
     def without_effect(self) -> Iterator[str]:

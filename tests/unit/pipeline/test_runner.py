@@ -100,6 +100,7 @@ def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
         ({"catalog_database": "a.b.c"}, "not 'a.b.c'"),
         ({"json_variants": True}, "views in the catalog"),
         ({"format": "parquet", "keep_changelog_s": 86400.0}, "is for Delta tables"),
+        ({"readers": "any", "dropped_columns": "drop"}, "column mapping, which not every reader knows"),
         ({"history": "always"}, "history is 'always'"),
         ({"history": "view"}, "--history view makes views in the catalog"),
         ({"format": "parquet", "history": "table"}, "no history table in this format"),
