@@ -188,6 +188,11 @@ class SlotMonitor:
             return self._fresh(now)
 
     @property
+    def has_asked(self) -> bool:
+        """Whether the server has been asked: there was a report or an error. Until then it is unknown whether it answers."""
+        return self._report is not None or self._error is not None
+
+    @property
     def error(self) -> CdcpipeError | None:
         """Why the server can't be asked at present; None if it can."""
         return self._error

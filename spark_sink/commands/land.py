@@ -57,9 +57,9 @@ def command(*, metrics: Address | None, **options: Any) -> None:
     with serving(metrics, LandMetrics(launcher, monitor).collect), on_signals(stop) as asked:
         line = ProgressLine(time.monotonic())
         try:
-            launcher.start()
             if metrics is not None:
-                monitor.start()
+                monitor.start()  # before the slot is free: the launcher may wait for it
+            launcher.start()
             if launcher.prepared is not None:
                 for text in warnings_of(table for table in launcher.prepared.tables if table["refused"]):
                     _logger.warning("%s", text)

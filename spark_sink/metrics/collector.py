@@ -50,13 +50,15 @@ class LandMetrics:
         launcher, now = self._launcher, time.monotonic()
         report = self._monitor.report(now)
         yield pipeline(self.command, launcher.config.slot)
-        yield metrics.SERVER_UP.reading(report is not None)
+        if self._monitor.has_asked:
+            yield metrics.SERVER_UP.reading(report is not None)
         if report is not None:
             yield from _slot(report)
-        if launcher.progress.position is None:  # the log has not begun
+        yield from _launcher(launcher)
+        yield from _last_command(launcher.config.staging)
+        if launcher.progress.position is None:  # the launcher has not opened the log yet, or tries to
             return
         yield from self._stages(report, now)
-        yield from _launcher(launcher)
         yield from _staging(launcher.config.staging)
 
     def _stages(self, report: SlotReport | None, now: float) -> Iterator[Reading]:
@@ -171,6 +173,9 @@ def _staging(root: Path) -> Iterator[Reading]:
             size += segment.path.stat().st_size
     yield metrics.STAGING.reading(size)
     yield metrics.STAGING_SEGMENTS.reading(len(segments))
+
+
+def _last_command(root: Path) -> Iterator[Reading]:
     error = last_error.read(root)
     if error is not None:
         at = datetime.fromisoformat(error["time"]).timestamp()

@@ -183,6 +183,7 @@ class Runner(Background):
         config = self.config
         for text in config.without_effect():
             _logger.warning("%s", text)
+        stack.enter_context(self.monitor)  # before the launcher, which may wait for the slot: the metrics tell of the server
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)
         self._check_stopping()
@@ -205,7 +206,6 @@ class Runner(Background):
         if self._has_nothing_to_do():
             self._is_complete = True
             return
-        stack.enter_context(self.monitor)
         stack.enter_context(
             ServerLook(self._plan, command=config.launcher.command, delay_s=_WATCH_AFTER_S, is_stopping=self._stopping.is_set)
         )

@@ -1,0 +1,59 @@
+"""What a scrape gets while the launcher does not get its slot."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdcpipe.measures import Metric
+from spark_sink.client.slot_monitor import SlotMonitor
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.launcher import Launcher
+from spark_sink.metrics import table
+from spark_sink.metrics.collector import LandMetrics, RunMetrics
+from spark_sink.pipeline import runner
+from spark_sink.pipeline.config import RunConfig
+from spark_sink.spark import session
+from support.waiting import until
+
+REPORT = {
+    "wal_lsn": "0/500",
+    "sent_lsn": "0/400",
+    "confirmed_flush_lsn": "0/400",
+    "restart_lsn": "0/300",
+    "active": True,
+    "wal_status": "reserved",
+    "safe_wal_bytes": None,
+}
+BUSY_SLOT = (
+    "sh",
+    "-c",
+    f"case $1 in slot) echo '{json.dumps(REPORT)}'; exec sleep 600;; esac; echo 'cdcpipe: error: the slot is in use' >&2; exit 9",
+    "cdcpipe",
+)
+"""A program that answers as ``cdcpipe`` does where another program uses the slot."""
+
+
+def read(collected: LandMetrics) -> dict[tuple[Metric, tuple[str, ...]], object]:
+    return {(metric, tuple(labels)): value for metric, labels, value in collected.collect()}
+
+
+def test_a_busy_slot_is_not_taken_for_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(runner, "_WATCH_AFTER_S", 0.0)
+    config = LauncherConfig("s", tmp_path / "staging", ("p",), command=BUSY_SLOT)
+    with runner.Runner(RunConfig(config, tmp_path / "warehouse")) as made:
+        collected = RunMetrics(made)
+        until(lambda: read(collected).get((table.SERVER_UP, ())), "a report of the server")
+        until(lambda: read(collected)[table.RESTARTS, ()] == 2, "another attempt")
+        found = read(collected)
+        assert (found[table.SERVER_UP, ()], found[table.SLOT_ACTIVE, ()]) == (True, True)
+        assert (table.LAST_ERROR, ("streamer", "9")) in found
+        assert not {metric for metric, _ in found} & {table.STAGING, table.LAG_BYTES}
+        made.request_stop()
+
+
+def test_what_was_not_asked_yet_is_not_told(tmp_path: Path) -> None:
+    config = LauncherConfig("s", tmp_path, ("p",))
+    found = read(LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot)))
+    assert table.SERVER_UP not in {metric for metric, _ in found}
