@@ -12,8 +12,18 @@ from typing import Any
 import click
 import cloup
 
+from cdcpipe import error_texts, masks
 from spark_sink.commands.all_commands import COMMANDS, load
-from spark_sink.commands.configured import CONFIG_NAMES, CONFIG_SETTINGS, ConfiguredCommand, InForce, in_force, long_name, variables
+from spark_sink.commands.configured import (
+    CONFIG_NAMES,
+    CONFIG_SETTINGS,
+    ConfiguredCommand,
+    InForce,
+    all_options,
+    in_force,
+    long_name,
+    variables,
+)
 from spark_sink.commands.options import CONTEXT_SETTINGS
 
 __all__ = ["command"]
@@ -64,11 +74,18 @@ def _lines(found: ConfiguredCommand, options: list[InForce]) -> list[str]:
     lines = [f"# cdcpipe-spark {found.name}", f"[{found.name}]", *(f"{text:{width}}  # {remark}" for text, remark in shown)]
     known = {name for option in found.configurable() for name in variables(found.name, option)}
     own = f"CDCPIPE_{found.name.replace('-', '_').upper()}_"
-    for name in sorted(name for name in os.environ if name.startswith("CDCPIPE_")):
+    unknown = {name for name in os.environ if name.startswith("CDCPIPE_")} - known
+    for name in sorted(unknown - _right_elsewhere() if unknown else ()):
         close = difflib.get_close_matches(name, sorted(known), 1, 0.85)
-        if name not in known and (close or name.startswith(own)) and name.removeprefix("CDCPIPE_") != "CONFIG":
+        if close or name.startswith(own):
             lines.append(f"# {name} sets no option of {found.name}{f': did you mean {close[0]}?' if close else ''}")
     return lines
+
+
+def _right_elsewhere() -> set[str]:
+    """Return the variables that are no mistake although the command shown may not have them: those of any command."""
+    options = {name for command, option in all_options() for name in variables(command, option)}
+    return {*options, str(CONFIG_SETTINGS["envvar"]), masks.KEY_VARIABLE, error_texts.SETTING}
 
 
 def _line(each: InForce) -> tuple[str, str]:

@@ -29,7 +29,17 @@ from spark_sink.commands.all_commands import COMMANDS, load
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["APART", "CONFIG_NAMES", "CONFIG_SETTINGS", "ConfiguredCommand", "InForce", "in_force", "long_name", "variables"]
+__all__ = [
+    "APART",
+    "CONFIG_NAMES",
+    "CONFIG_SETTINGS",
+    "ConfiguredCommand",
+    "InForce",
+    "all_options",
+    "in_force",
+    "long_name",
+    "variables",
+]
 
 APART: Final = frozenset({"json", "table"})
 """Options that mean something else in each command. Only a command's own table, or its own variable, can set them."""
@@ -184,7 +194,7 @@ def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[
     for key in top:
         if key in APART:
             raise _error(path, key, f"this option means something else in each command; write it under [{command.name}]")
-        if key not in options and key not in (others := _options_of_others()):
+        if key not in options and key not in (others := {long_name(option) for _, option in all_options()}):
             raise _unknown(path, key, key, {*options, *others, *COMMANDS} - APART)
     for key in own:
         if key not in options:
@@ -203,17 +213,15 @@ def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[
     return values, keys
 
 
-def _options_of_others() -> set[str]:
-    """Return the names of all commands' options. A command that needs Spark is left out where Spark is not installed."""
-    found = set()
+def all_options() -> Iterator[tuple[str, click.Option]]:
+    """Yield each option of each command with the command's name. One that needs Spark is left out where Spark is not installed."""
     for name in COMMANDS:
         try:
             command = load(name)
         except ModuleNotFoundError:
             continue
         if isinstance(command, ConfiguredCommand):
-            found |= {long_name(option) for option in command.configurable()}
-    return found
+            yield from ((name, option) for option in command.configurable())
 
 
 def _unknown(path: Path, place: str, key: str, known: Iterable[str]) -> click.UsageError:

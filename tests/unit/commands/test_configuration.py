@@ -282,3 +282,23 @@ def test_config_show_names_a_variable_that_sets_nothing(monkeypatch: pytest.Monk
     monkeypatch.setenv("CDCPIPE_SEED", "7")  # of the scripts
     shown = CliRunner().invoke(command, ["show", "land"]).stdout
     assert shown.splitlines()[-1] == "# CDCPIPE_SOLT sets no option of land: did you mean CDCPIPE_SLOT?"
+
+
+def test_config_show_takes_no_variable_for_misspelt_that_another_program_of_cdcpipe_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from spark_sink.commands.config import command
+
+    for name in ("CDCPIPE_MASK_KEY", "CDCPIPE_ERROR_TEXTS", "CDCPIPE_LAND_SEAL_INTERVAL", "CDCPIPE_RUN_SEAL_INTERVAL"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CDCPIPE_SNAPSHOT", "never")
+    for name in ("run", "land", "snapshot"):
+        shown = CliRunner().invoke(command, ["show", name]).stdout
+        assert "sets no option" not in shown
+    monkeypatch.setenv("CDCPIPE_RUN_SEAL_INTERVALL", "1")
+    monkeypatch.setenv("CDCPIPE_RUN_NONSENSE", "1")
+    remarks = [line for line in CliRunner().invoke(command, ["show", "run"]).stdout.splitlines() if "sets no option" in line]
+    assert remarks == [
+        "# CDCPIPE_RUN_NONSENSE sets no option of run",
+        "# CDCPIPE_RUN_SEAL_INTERVALL sets no option of run: did you mean CDCPIPE_RUN_SEAL_INTERVAL?",
+    ]
