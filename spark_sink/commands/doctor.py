@@ -63,6 +63,12 @@ Example:
         show_default=True,
         help="Check what tables in this format need.",
     ),
+    cloup.option(
+        "--snapshot",
+        type=click.Choice(["initial", "never"]),
+        show_default="initial with -c for a new warehouse, never otherwise",
+        help="Check a run that begins with a copy of the tables' rows, or without.",
+    ),
 )
 @cloup.option_group(
     "Spark",
@@ -97,6 +103,7 @@ def command(
     staging: Path,
     warehouse: Path | None,
     table_format: str,
+    snapshot: str | None,
     master: str | None,
     confs: tuple[str, ...],
     jars: Path | None,
@@ -108,8 +115,8 @@ def command(
 ) -> None:
     """Find what would go wrong with a pipeline, now or later. Each finding is a line, with the way to mend it.
 
-    Give the options of cdcpipe-spark run or land. The command changes nothing on the server. It writes a few small files in the
-    directories, and removes them. The exit code is 1 if an error is found.
+    Give those options below with which you start cdcpipe-spark run or land. The command changes nothing on the server. It writes
+    a few small files in the directories, and removes them. The exit code is 1 if an error is found.
     """
     log_to_stderr(verbose=verbose)
     settings = parse_settings(confs)
@@ -126,6 +133,7 @@ def command(
             exclude_columns=exclude_columns,
         ),
         create_slot=create_slot,
+        snapshot=snapshot,
         warehouse=warehouse,
         format=table_format,
         jars=jars,

@@ -29,9 +29,14 @@ def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterato
         yield ok(f"{house.name} and {staging} {'belong together' if house.exists else 'can be used together'}")
 
 
-def begin(root: Path, table_format: str, server: Mapping[str, Any], *, creates_slot: bool) -> Iterator[Verdict]:
-    """Judge whether a new warehouse begins with a copy of the tables' rows, given the facts about the server."""
-    if creates_slot or not server.get("slot_exists") or Warehouse(root, table_format).exists:
+def begin(
+    root: Path, table_format: str, server: Mapping[str, Any], *, creates_slot: bool, snapshot: str | None
+) -> Iterator[Verdict]:
+    """Judge whether a new warehouse begins with a copy of the tables' rows, given the facts about the server.
+
+    With ``--snapshot`` the user has said what the tables begin with.
+    """
+    if creates_slot or snapshot is not None or not server.get("slot_exists") or Warehouse(root, table_format).exists:
         return
     yield warning(
         "the warehouse is new, and the slot is not",

@@ -66,11 +66,18 @@ class Plan:
     staging: Path
     new_publication: NewPublication = field(default_factory=NewPublication)
     create_slot: bool = False
+    snapshot: str | None = None
+    """``initial`` or ``never``; None: the tables are copied with ``create_slot``."""
     warehouse: Path | None = None
     format: str = "delta"
     jars: Path | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     staging_shared: bool = True
+
+    @property
+    def copies_tables(self) -> bool:
+        """Whether the run copies the tables' rows, if the warehouse and the slot are new."""
+        return self.warehouse is not None and (self.snapshot == "initial" or (self.create_slot and self.snapshot is None))
 
 
 def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
@@ -91,8 +98,7 @@ def examine_server(
     arguments = [*plan.connection, "-S", plan.slot, *(["--quick"] if quick else [])]
     arguments += [word for name in plan.publications for word in ("--publication", name)]
     arguments += plan.new_publication.arguments
-    if plan.create_slot:
-        arguments += ["-c"] if plan.warehouse is None else ["-c", "--copy"]
+    arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables else [])]
     found = ask_doctor(arguments, command=command, is_stopping=is_stopping)
     return found.findings, found.server or {}
 
@@ -106,7 +112,8 @@ def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool
         findings += _named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
     findings += _directory("staging", plan.staging, 0, server.get("wal_bytes_per_second"))
     if plan.warehouse is not None and is_local(plan.warehouse):
-        needed = server.get("table_bytes", 0) if plan.create_slot and not server.get("slot_exists") else 0
+        is_new = plan.snapshot == "initial" or not server.get("slot_exists")
+        needed = server.get("table_bytes", 0) if plan.copies_tables and is_new else 0
         findings += _directory("warehouse", plan.warehouse, needed, None)
     elif plan.warehouse is not None:
         store = stores.probe(plan.warehouse)
@@ -117,7 +124,8 @@ def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool
 
 def _belonging(plan: Plan, warehouse: Path, server: Mapping[str, Any]) -> Iterator[Finding]:
     yield from _named("pipeline.belonging", belonging.together(warehouse, plan.format, plan.staging, plan.slot))
-    yield from _named("pipeline.begin", belonging.begin(warehouse, plan.format, server, creates_slot=plan.create_slot))
+    begins = belonging.begin(warehouse, plan.format, server, creates_slot=plan.create_slot, snapshot=plan.snapshot)
+    yield from _named("pipeline.begin", begins)
 
 
 def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | None) -> list[Finding]:

@@ -217,6 +217,7 @@ class RunConfig:
             staging=launcher.staging,
             new_publication=launcher.new_publication,
             create_slot=launcher.create_slot,
+            snapshot=self.snapshot,
             warehouse=self.house().root,
             format=self.format,
             jars=None if self.jars_dir is None else Path(self.jars_dir),

@@ -4,7 +4,9 @@ import fcntl
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from cdcpipe.doctor.findings import Finding, Level, report
 from cdcpipe.errors import InitError
 from spark_sink.doctor import directories
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
-from spark_sink.doctor.pipeline_doctor import Plan
+from spark_sink.doctor.pipeline_doctor import Plan, examine_server
 from support.waiting import until
 
 FOUND = [
@@ -22,7 +24,7 @@ FOUND = [
 ]
 
 
-def plan(tmp_path: Path, **changes: Path) -> Plan:
+def plan(tmp_path: Path, **changes: Any) -> Plan:
     return Plan((), "s", ("p",), tmp_path / "staging", warehouse=tmp_path / "warehouse", **changes)
 
 
@@ -90,3 +92,20 @@ def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogC
     with stopping:
         until(lambda: not stopping._thread.is_alive())
     assert lines(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({}, ""),
+        ({"create_slot": True}, "-c --copy"),
+        ({"create_slot": True, "snapshot": "never"}, "-c"),
+        ({"snapshot": "initial"}, "--copy"),
+        ({"create_slot": True, "warehouse": None}, "-c"),
+    ],
+)
+def test_the_server_is_asked_about_a_start_that_copies(tmp_path: Path, options: dict[str, Any], asked: str) -> None:
+    answer = f'{json.dumps(report([]))[:-1]}, "server": '
+    says = cdcpipe(f"import json; print({answer!r}, json.dumps({{'words': sys.argv[sys.argv.index('p') + 1:]}}), '}}')")
+    _, server = examine_server(replace(plan(tmp_path), **options), command=says)
+    assert server["words"] == [*asked.split(), "--json"]

@@ -162,10 +162,12 @@ def test_the_doctor_says_the_same(made: Path) -> None:
 
 
 def test_the_doctor_warns_of_a_new_warehouse_for_an_old_slot(made: Path) -> None:
-    def found(name: str, *, there: bool, creates: bool = False) -> list[str]:
-        return [each.message for each in doctor.begin(made / name, "delta", {"slot_exists": there}, creates_slot=creates)]
+    def found(name: str, *, there: bool, creates: bool = False, snapshot: str | None = None) -> list[str]:
+        verdicts = doctor.begin(made / name, "delta", {"slot_exists": there}, creates_slot=creates, snapshot=snapshot)
+        return [each.message for each in verdicts]
 
     assert found("new", there=True) == ["the warehouse is new, and the slot is not"]
+    assert found("new", there=True, snapshot="initial") == found("new", there=True, snapshot="never") == []
     assert found("new", there=True, creates=True) == found("new", there=False) == found("warehouse", there=True) == []
 
 
