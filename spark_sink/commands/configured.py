@@ -80,8 +80,10 @@ def _take_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -
     if path is not None:
         command = ctx.command
         assert isinstance(command, ConfiguredCommand)
-        ctx.default_map, keys = _read(path, command)
-        ctx.meta[_FILE] = _File(path, keys)
+        values: dict[str, Any] = {}
+        keys: dict[str, str] = {}
+        ctx.default_map, ctx.meta[_FILE] = values, _File(path, keys)
+        _read(path, command, values, keys)
 
 
 CONFIG_NAMES: Final = ("--config",)
@@ -179,8 +181,11 @@ def _located(ctx: click.Context, error: click.BadParameter) -> click.UsageError:
 # --- the file ---
 
 
-def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what the file sets for a command: the values, and the keys that set them, by the names of click's parameters."""
+def _read(path: Path, command: ConfiguredCommand, values: dict[str, Any], keys: dict[str, str]) -> None:
+    """Fill in what the file sets for a command: the values, and the keys that set them, by the names of click's parameters.
+
+    Of a file with a mistake, all other options are there when the error is raised: `status` asks for one of them then.
+    """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as ex:  # also UnicodeDecodeError
@@ -191,6 +196,7 @@ def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[
     tables = {key: value for key, value in data.items() if isinstance(value, dict) and key in COMMANDS}
     own = tables.pop(command.name, {})
     top = {key: value for key, value in data.items() if key not in COMMANDS or not isinstance(value, dict)}
+    mistakes = list(_take_values(path, options, top, own, command.name, values, keys))
     for key in top:
         if key in APART:
             raise _error(path, key, f"this option means something else in each command; write it under [{command.name}]")
@@ -199,18 +205,30 @@ def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[
     for key in own:
         if key not in options:
             raise _unknown(path, f"{command.name}.{key}", key, options)
-    values, keys = {}, {}
-    for table, prefix in ((top, ""), (own, f"{command.name}.")):
+    if mistakes:
+        raise mistakes[0]
+
+
+def _take_values(
+    path: Path,
+    options: Mapping[str, click.Option],
+    top: Mapping[str, Any],
+    own: Mapping[str, Any],
+    command: str,
+    values: dict[str, Any],
+    keys: dict[str, str],
+) -> Iterator[click.UsageError]:
+    """Fill in the values of options, and yield an error for each that is of the wrong kind."""
+    for table, prefix in ((top, ""), (own, f"{command}.")):
         for key, value in table.items():
-            if key in options:
+            if key in options and not (key in APART and table is top):
                 option = options[key]
                 assert option.name is not None
                 keys[option.name] = f"{prefix}{key}"
                 try:
                     values[option.name] = _value(option, value)
                 except ValueError as ex:
-                    raise _error(path, keys[option.name], str(ex)) from ex
-    return values, keys
+                    yield _error(path, keys[option.name], str(ex))
 
 
 def all_options() -> Iterator[tuple[str, click.Option]]:

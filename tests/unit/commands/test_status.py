@@ -232,8 +232,23 @@ def test_a_mistake_is_unknown_also_where_a_file_asks_for_a_check(tmp_path: Path,
     ended = commands.cdcpipe_spark("status", "--config", str(file))
     assert (ended.code, ended.stderr) == (3, "")
     assert ended.stdout.startswith(f"CDCPIPE UNKNOWN: {file}: status.max-lag: 'soon' is not a number of seconds")
-    file.write_text("[status]\nmax-lag = 'soon'\n")
-    assert commands.cdcpipe_spark("status", "--config", str(file)).code == 1
+    for text in (
+        "check = true\n[status]\nnonsense = 1\n",
+        "nonsense = 1\n[status]\ncheck = true\n",
+        "[status]\nstaging = 1.0\nmax-lag = true\ncheck = true\n",
+    ):
+        file.write_text(text)
+        ended = commands.cdcpipe_spark("status", "--config", str(file))
+        assert (ended.code, ended.stderr) == (3, ""), text
+        assert ended.stdout.startswith(f"CDCPIPE UNKNOWN: {file}: "), text
+    for text in (
+        "[status]\nmax-lag = 'soon'\n",
+        "[status]\nnonsense = 1\n",
+        "[status]\ncheck = false\nmax-lag = true\n",
+        "check = true\n=",
+    ):
+        file.write_text(text)
+        assert commands.cdcpipe_spark("status", "--config", str(file)).code == 1, text
 
 
 @pytest.mark.parametrize("setting", ["max-lag = '300,3600'", "check = true\nmax-wal = '16G'"])
