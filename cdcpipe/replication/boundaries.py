@@ -51,6 +51,9 @@ class BoundaryTracker:
         self.is_finished = False
         self.commit_lsn = 0
         """Where the open transaction commits, if its first record says so; otherwise 0."""
+        self.transactions = 0
+        """How many transactions have ended; with a plugin whose records do not tell, how many records. Messages do not count. A raw
+        two-phase transaction ends twice: with its PREPARE, and when it is committed or rolled back."""
         self._ends: list[int] = []
 
     def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
@@ -71,6 +74,7 @@ class BoundaryTracker:
 
     def _end(self, lsn: int, xid: int = 0) -> None:
         self.progress.end(lsn, xid)
+        self.transactions += 1
         self._note_end(lsn)
 
     def _message(self, lsn: int) -> None:

@@ -40,8 +40,8 @@ class RecordsOut:
         self._output = Output(fd)
         self.is_closed = False
         """Whether the descriptor was closed, so that the reader sees the end of the records."""
-        self.bytes = self.transactions = 0
-        """How many bytes were queued, and how many transactions (and records outside of one) were written completely."""
+        self.bytes = 0
+        """How many bytes were queued."""
 
     @property
     def fd(self) -> int:
@@ -77,7 +77,6 @@ class RecordsOut:
 
     def _note_written(self, ends: list[int]) -> None:
         if ends:
-            self.transactions += len(ends)
             self._progress.written(ends)
             if self._auto_feedback:
                 self._progress.confirm_written(time.monotonic())

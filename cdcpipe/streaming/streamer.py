@@ -57,7 +57,10 @@ class _Stopped(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """How far a stream is. Counts are since its start; ``records`` are the server's, before an output plugin."""
+    """How far a stream is. Counts are since its start.
+
+    ``records`` and ``transactions`` are the server's, before an output plugin; ``bytes`` go to the pipe.
+    """
 
     received_lsn: int
     written_lsn: int
@@ -190,7 +193,7 @@ class Streamer:
             progress.written_lsn,
             progress.confirmed_lsn,
             self._receiver.records,
-            records.transactions,
+            self._tracker.transactions,
             records.bytes,
             records.pending_bytes,
             held,

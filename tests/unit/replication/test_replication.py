@@ -145,6 +145,7 @@ def test_pgoutput_boundaries(records: Any, ends: list[int], is_open: bool) -> No
     assert tracker.take() == ends
     assert tracker.take() == []
     assert progress.in_transaction == is_open
+    assert tracker.transactions == len(ends) - sum(data == MESSAGE for _, data in records)
 
 
 @pytest.mark.parametrize(
