@@ -19,17 +19,26 @@ from cdcpipe.errors import (
     UnreachableError,
 )
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client.own_words import in_own_words
 
 __all__ = ["Failure", "error_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a ``cdcpipe`` process ended: its exit code (negative for a signal), and its last words on stderr."""
+    """How a ``cdcpipe`` process ended: its exit code (negative for a signal), and its last words on stderr.
+
+    Message and hint name no option that the commands of ``cdcpipe-spark`` do not have (client/own_words.py).
+    """
 
     code: int
     message: str
     hint: str | None = None
+
+    def __post_init__(self) -> None:
+        message, hint = in_own_words(self.message, self.hint)
+        object.__setattr__(self, "message", message)
+        object.__setattr__(self, "hint", hint)
 
     @property
     def is_rewound(self) -> bool:
@@ -83,6 +92,9 @@ def error_of(failure: Failure) -> CdcpipeError:
     ):
         if is_kind:
             return kind(said, hint=failure.hint)
+    advice = failure.hint or "start again; nothing is lost. If it happens again, please report it"
+    if failure.code == ExitCode.SYSTEM_ERROR and failure.message:
+        return CdcpipeError(failure.message, hint=advice)
     error = _ERRORS.get(failure.code)
     if error is not None:
         return error(said, hint=failure.hint)
@@ -90,7 +102,4 @@ def error_of(failure: Failure) -> CdcpipeError:
         name = ExitCode(failure.code).name
     except ValueError:
         name = "no exit code of its own"
-    return CdcpipeError(
-        f"cdcpipe ended with {failure.code} ({name}), which is unexpected: {said}",
-        hint=failure.hint or "start again; nothing is lost. If it happens again, please report it",
-    )
+    return CdcpipeError(f"cdcpipe ended with {failure.code} ({name}), which is unexpected: {said}", hint=advice)

@@ -26,6 +26,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import Failure, error_of
+from spark_sink.client.own_words import POISON_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,23 +121,6 @@ class RestartPolicy:
         return is_refused or (self._reconnect_s is not None and now - lost_at >= self._reconnect_s)
 
 
-_POISON_HINT = (
-    "the server cannot send the next transaction; the message says why. Nothing is lost meanwhile: the slot keeps the transaction. "
-    "To go on without it, change the row in the table, if a value is the cause; stop; move the slot behind the transaction's "
-    "commit (pg_replication_slot_advance); and start run once with --on-gap resnapshot, which copies all tables anew. To read the "
-    "changes first: pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), "
-    "pg_logical_slot_peek_changes('look', NULL, NULL)"
-)
-
-
-_NO_PUBLICATION_HINT = (
-    "if a publication of another name held the tables then, nothing is lost: start with --publication THAT_NAME until this error "
-    "comes again, then with this name (where there is none of that name now, make an empty one). Otherwise the server cannot send "
-    "these changes. To go on without them: stop, drop the slot (pg_drop_replication_slot), and start run once with -c --on-gap "
-    "resnapshot, which copies all tables anew. To read them first: pg_copy_logical_replication_slot(SLOT, 'look', false, "
-    "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
-)
-
 _LOST_SLOT_HINT = (
     "start run once with -c --on-gap resnapshot: it drops the slot, makes a new one and copies all tables anew (after land, the"
     " next run copies them)"
@@ -153,13 +137,7 @@ def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
     if failure.code == ExitCode.PG_ERROR and end_lsn:
         said = failure.message or "it said nothing"
-        hint = failure.hint or _POISON_HINT
-        # The streamer's hints have options that land and run do not have.
-        if ServerError.NO_PUBLICATION in said:
-            hint = _NO_PUBLICATION_HINT
-        elif ServerError.UNSENDABLE in said:
-            hint = _POISON_HINT
-        return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=hint)
+        return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=failure.hint or POISON_HINT)
     error = error_of(failure)
     if failure.is_lost_slot:
         error.hint = f"{_LOST_SLOT_HINT}; or by hand: {failure.hint}"
