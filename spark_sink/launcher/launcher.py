@@ -193,6 +193,7 @@ class Launcher(Background):
             prepared = opening.open()
             if prepared is None:
                 return
+            policy.has_had_slot = True
             self.register()
             # Only now: the opening counts changes in segments if the server has gone back.
             remove_consumed(config.staging, config.retention)

@@ -2,7 +2,8 @@
 
 | exit code | decision |
 |---|---|
-| 3 PG_CLOSED (also when an administrator ended the connection), 9 SLOT_IN_USE | start again, without limit |
+| 3 PG_CLOSED (also when an administrator ended the connection) | start again, without limit |
+| 9 SLOT_IN_USE | start again, without limit; before the launcher has had the slot, only for a while: another program may keep it |
 | 5 PG_ERROR because the server lacks room, memory or the like (`is_shortage`) | start again, without limit |
 | 5 PG_ERROR | start again; stop after the n-th equal error in a row at one end of the log (a row that the server cannot decode) |
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
@@ -42,7 +43,10 @@ _LONG_S = 3600.0
 """After a stream that has lasted this long, an error is not of the transaction at which the stream before ended."""
 
 _REFUSAL_S = 300.0
-"""How long a server that can be reached may refuse the stream after a lost connection: a standby does, until it is promoted."""
+"""How long a server that can be reached may refuse the stream after a lost connection: a standby does, until it is promoted.
+
+A first start waits as long for a slot in use: a server takes a minute (wal_sender_timeout) to notice that a machine is gone.
+"""
 
 _PASSING = (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS)
 
@@ -70,6 +74,10 @@ class RestartPolicy:
         """When the last connection was lost. After errors of streams that did not last: when the first of them was."""
         self._refused_at: float | None = None
         """When a server that can be reached first refused the stream. How long it was away before does not count."""
+        self.has_had_slot = False
+        """Whether the launcher has had the slot since its start. The launcher sets this."""
+        self._busy_at: float | None = None
+        """When the first of the last starts was that found the slot in use."""
         self._last_error: Failure | None = None
         self._same_errors = 0
 
@@ -87,6 +95,12 @@ class RestartPolicy:
         has_lasted = lasted_s >= _HEALTHY_S
         if failure.code == ExitCode.PG_CLOSED and has_lasted:
             self._failures = 0
+        if failure.code != ExitCode.SLOT_IN_USE or self.has_had_slot:
+            self._busy_at = None
+        elif self._busy_at is None:
+            self._busy_at = now
+        elif now - self._busy_at >= _REFUSAL_S:
+            return None
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0

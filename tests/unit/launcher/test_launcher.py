@@ -23,6 +23,7 @@ from cdcpipe.errors import (
     RewoundServerError,
     ServerError,
     SlotDoesNotExistError,
+    SlotInUseError,
 )
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.publishing import NewPublication
@@ -31,7 +32,7 @@ from spark_sink.client import process
 from spark_sink.client.failure import Failure
 from spark_sink.files.local import write_json
 from spark_sink.launcher import launcher as launcher_module
-from spark_sink.launcher import opening, sealer, streamer
+from spark_sink.launcher import opening, restart, sealer, streamer
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
@@ -121,6 +122,22 @@ def test_a_streamer_that_ends_is_no_loss_and_no_duplicate(fake: Callable[..., Fa
     assert len(list_epochs(made.staging)) == 1
     starts = [LSN.parse(arguments[arguments.index("--startpos") + 1]) for arguments in made.starts[1:]]
     assert starts == sorted(starts)
+
+
+BUSY = {"exit": 9, "stderr": "cdcpipe: error: the slot is in use\n"}
+
+
+def test_a_slot_that_stays_in_use_ends_a_launcher_that_has_not_had_it(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(restart, "_REFUSAL_S", 0.0)
+    with pytest.raises(SlotInUseError, match="the slot is in use"):
+        fake(WORK, [BUSY] * 5).run()
+
+
+def test_a_launcher_that_has_had_its_slot_waits_for_it(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(restart, "_REFUSAL_S", 0.0)
+    made = fake(WORK, [{}, {"bytes": 700, "exit": 3}, BUSY, BUSY, BUSY])
+    assert made.run().progress.restarts == 4
+    made.check(WORK)
 
 
 def test_the_warning_of_a_streamer_that_is_started_again_says_what_to_do(

@@ -7,8 +7,11 @@ from spark_sink.client.failure import Failure
 from spark_sink.launcher.restart import RestartPolicy, final_error
 
 
-def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0, reconnect_s: float | None = None) -> list[float | None]:
+def delays(
+    codes: list[tuple[int, int, str]], *, step_s: float = 1.0, reconnect_s: float | None = None, has_had_slot: bool = False
+) -> list[float | None]:
     policy, now, found = RestartPolicy(lambda: 1.0, reconnect_s=reconnect_s), 0.0, []
+    policy.has_had_slot = has_had_slot
     for code, end_lsn, message in codes:
         now += step_s
         found.append(policy.delay(Failure(code, message), end_lsn, now))
@@ -17,8 +20,17 @@ def delays(codes: list[tuple[int, int, str]], *, step_s: float = 1.0, reconnect_
 
 @pytest.mark.parametrize("code", [3, 9, 0, -9, -15])
 def test_again_without_limit(code: int):
-    assert delays([(code, 0x100, "same")] * 8) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-    assert delays([(code, 0x100, "same")] * 500)[-1] == 10.0
+    assert delays([(code, 0x100, "same")] * 8, has_had_slot=True) == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert delays([(code, 0x100, "same")] * 500, has_had_slot=True)[-1] == 10.0
+
+
+def test_a_first_start_waits_for_its_slot_for_five_minutes():
+    """Another program may keep it: a run of cron with --available-now would wait, and block the next ones, for ever."""
+    busy = (9, 0, "in use")
+    assert delays([busy] * 400).index(None) == 300
+    assert delays([busy] * 200 + [(3, 0, "")] + [busy] * 200)[-1] == 10.0
+    error = final_error(Failure(9, "the slot is in use", "stop that consumer, or wait for it: --poll-mode, --standby"), 0)
+    assert (error.exit_code, error.hint) == (9, "stop that consumer")
 
 
 @pytest.mark.parametrize("code", [1, 2, 4, 6, 7, 8, 120])
