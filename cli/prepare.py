@@ -166,6 +166,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "replica_identity": table.replica_identity,
                 "primary_key": list(table.primary_key),
                 "has_deferrable_key": table.has_deferrable_key,
+                "identity": list(table.identity),
                 "refused": list(table.refused),
                 "columns": [asdict(column) for column in table.columns],
                 **({} if found.parts is None else _parts(found.parts.get(table.relation_id))),

@@ -182,12 +182,19 @@ def keys(facts: Facts) -> Iterator[Verdict]:
         if why is None or table.published.refused:
             continue
         found = True
+        key = table.published.identity or table.published.primary_key
+        unpublished = set(key) - {column.name for column in table.published.columns}
+        is_generated = any(unpublished.intersection(each.generated) for each in table.partitions)
         columns = ", ".join(quote_identifier(name) for name in table.published.primary_key) or "…"
         fix = f"ALTER TABLE {_sql(table)} ADD PRIMARY KEY ({columns})"
-        if table.published.has_deferrable_key:
-            fix = f"ALTER TABLE {_sql(table)} DROP CONSTRAINT …, ADD PRIMARY KEY (…), this time without DEFERRABLE"
-        elif table.published.primary_key:
+        if unpublished and is_generated and facts.server.version < GENERATED_COLUMNS_SINCE:
+            fix = (
+                "a key without the generated column, which no publication has before PostgreSQL 18: REPLICA IDENTITY USING INDEX …"
+            )
+        elif unpublished:
             fix = "publish the key's columns: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with them in the list"
+        elif table.published.has_deferrable_key:
+            fix = f"ALTER TABLE {_sql(table)} DROP CONSTRAINT …, ADD PRIMARY KEY (…), this time without DEFERRABLE"
         yield warning(why, "it gets a changelog, and no replica of its current rows", fix, subject=table.name)
     if facts.tables and not found:
         yield ok(f"the tables have keys: {_NO_MATTER}")
@@ -195,13 +202,14 @@ def keys(facts: Facts) -> Iterator[Verdict]:
 
 def _keyless(table: Table) -> str | None:
     found = table.published
+    names = {column.name for column in found.columns}
     if found.replica_identity == "i":
-        return None
+        missing = [name for name in found.identity if name not in names]
+        return f"the replica identity's {listed(missing)} is not published" if missing else None
     if found.has_deferrable_key:
         return "its primary key is deferrable, so two rows may share it amid a transaction"
     if not found.primary_key:
         return "it has no primary key"
-    names = {column.name for column in found.columns}
     missing = [name for name in found.primary_key if name not in names]
     return f"the primary key's {listed(missing)} is not published" if missing else None
 

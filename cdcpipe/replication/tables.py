@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cdcpipe.catalog_sql import has_deferrable_key, has_identity, leaves_of, primary_key_of, published
+from cdcpipe.catalog_sql import has_deferrable_key, has_identity, identity_of, leaves_of, primary_key_of, published
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_table
@@ -70,6 +70,8 @@ class PublishedTable:
     - ``replica_identity``: ``d``, ``n``, ``f`` or ``i``, as in ``pg_class``.
     - ``primary_key``: the key's columns, in order. It is empty for a deferrable primary key: within a transaction two rows may have
       the same key, so such a key does not identify the row of a change. Then ``has_deferrable_key`` is True.
+    - ``identity``: the columns of the replica identity, in order. Some of them may not be published. It is empty with FULL and with
+      NOTHING.
     - ``refused``: the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
     - ``columns``: the published columns, in order.
     """
@@ -80,6 +82,7 @@ class PublishedTable:
     replica_identity: str
     primary_key: tuple[str, ...]
     has_deferrable_key: bool
+    identity: tuple[str, ...]
     refused: tuple[str, ...]
     columns: tuple[TableColumn, ...]
 
@@ -111,6 +114,7 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
     is_identified = f"SELECT bool_and({has_identity('leaf')}) FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
     rows = connection.execute(
         f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
+        f" {identity_of('c')}::text,"
         # For a partitioned table, the identities of its partitions decide.
         f" CASE WHEN coalesce(({is_identified}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
         "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
@@ -131,10 +135,11 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
             replica_identity=identity or "d",
             primary_key=tuple(json.loads(key)) if key else (),
             has_deferrable_key=is_deferrable == "t",
+            identity=tuple(json.loads(named)) if named else (),
             refused=tuple(json.loads(refused or "[]")),
             columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
         )
-        for schema, name, oid, identity, key, is_deferrable, refused, columns in rows
+        for schema, name, oid, identity, key, is_deferrable, named, refused, columns in rows
     ]
 
 

@@ -29,6 +29,7 @@ from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
+from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, holds, is_printed_otherwise, original_name, plain_name, spark_type
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -176,11 +177,11 @@ class TableVersions:
 
         place = use.end_lsn, use.ordinal
         captured = self._history.captured.primary_key(relation, place)
+        before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
 
         def primary_key() -> tuple[str, ...]:
             if captured is not None and set(captured) <= names:
                 return captured
-            before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
             is_as_copied = before is not None and self._history.as_copied(table, relation, place) is not None
             if before is None or not (use.is_repeated or is_as_copied):
                 found = self._published.primary_key(relation)
@@ -189,7 +190,13 @@ class TableVersions:
                 # The table does not exist any more, or its key has columns that these changes lack. So keep the previous key.
             return () if before is None else tuple(map(original_name, before.key))
 
-        return identifying_columns(relation, primary_key)
+        def identity() -> tuple[str, ...]:
+            captured = self._history.captured.identity(relation, place)
+            return self._published.identity(relation) if captured is None else captured
+
+        if use.is_repeated and before is not None and not before.key and is_key_told(relation):
+            return ()  # a column of the key was not published: the catalog may have another key since
+        return identifying_columns(relation, primary_key, identity)
 
     def _fills(
         self, table: Table, use: Use, known: Sequence[Version], before: StructType | None, columns: StructType

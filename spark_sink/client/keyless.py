@@ -22,9 +22,15 @@ def table_name(table: Mapping[str, Any]) -> str:
 
 
 def has_key(table: Mapping[str, Any]) -> bool:
-    """Tell whether the server knows what identifies the rows of a table that ``cdcpipe prepare`` or ``checksum`` describes."""
+    """Tell whether the stream says what identifies the rows of a table that ``cdcpipe prepare`` or ``checksum`` describes."""
     # With REPLICA IDENTITY USING INDEX the index's columns do.
-    return bool(table["primary_key"]) or table["replica_identity"] == "i"
+    return (bool(table["primary_key"]) or table["replica_identity"] == "i") and not _is_key_partial(table)
+
+
+def _is_key_partial(table: Mapping[str, Any]) -> bool:
+    """Tell whether a column of the key is not published."""
+    published = {each if isinstance(each, str) else each["name"] for each in table["columns"]}
+    return not published.issuperset(table.get("identity") or table["primary_key"])
 
 
 def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] = ()) -> list[str]:
@@ -32,28 +38,39 @@ def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] =
 
     ``tables`` are as in `Prepared`. Those in ``keyed``, "schema.name", have a key that the user gave.
     """
-    groups: dict[tuple[bool, bool, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[bool, bool, bool, tuple[str, ...]], list[str]] = {}
     for table in tables:
         name, refused = table_name(table), tuple(table["refused"])
         is_keyed = has_key(table) or name in keyed
         if refused or not is_keyed:
-            groups.setdefault((is_keyed, bool(table["has_deferrable_key"]), refused), []).append(name)
+            kind = is_keyed, bool(table["has_deferrable_key"]), _is_key_partial(table), refused
+            groups.setdefault(kind, []).append(name)
     return [
-        _refused_text(names, refused) if is_keyed else keyless_text(names, refused, is_deferrable=is_deferrable)
-        for (is_keyed, is_deferrable, refused), names in sorted(groups.items())
+        _refused_text(names, refused)
+        if is_keyed
+        else keyless_text(names, refused, is_deferrable=is_deferrable, is_partial=is_partial)
+        for (is_keyed, is_deferrable, is_partial, refused), names in sorted(groups.items())
     ]
 
 
-def keyless_text(names: Iterable[str], refused: Collection[str] = (), *, is_deferrable: bool = False) -> str:
-    """Return what to say of tables without a key, or with a deferrable one; the server refuses the commands ``refused`` on them."""
+def keyless_text(
+    names: Iterable[str], refused: Collection[str] = (), *, is_deferrable: bool = False, is_partial: bool = False
+) -> str:
+    """Return what to say of tables without a key, with a deferrable one, or with one that is published only in part.
+
+    The server refuses the commands ``refused`` on them.
+    """
     which, remedy = "without a primary key", "a primary key"
     if is_deferrable:
         which = "with a deferrable primary key, which two rows may share amid a transaction,"
         remedy = "a key that is not deferrable"
+    if is_partial:
+        which = "with a key of which a column is not published"
     also = f", and the server refuses {_listed(refused)} on them" if refused else ""
+    how = "publish all columns of the key" if is_partial else f"give each {remedy}"
     return (
         f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
-        f"for a replica give each {remedy}; run --heal then copies it, or cdcpipe-spark snapshot --table"
+        f"for a replica {how}; run --heal then copies it, or cdcpipe-spark snapshot --table"
     )
 
 

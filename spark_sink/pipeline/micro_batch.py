@@ -38,7 +38,9 @@ from spark_sink.client.keyless import keyless_text
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
 from spark_sink.pipeline.fit import gone
+from spark_sink.schema.keys import marked
 from spark_sink.schema.names import APART, FOLLOW, Names
+from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
@@ -375,7 +377,8 @@ class MicroBatch:
             self._check_masks(table, [use for use in uses if use.last_lsn > state.done_lsn])
             versions = self._tables.versions.with_new(table, versions, uses, state.done_lsn, state.columns, columns)
             if versions and not versions[-1].key:
-                self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)]))
+                is_partial = any(is_key_told(use.relation) and marked(use.relation) for use in uses[-1:])
+                self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)], is_partial=is_partial))
             schema = typed_schema(columns)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         if versions != state.versions:  # only now: a reader of a version finds the columns that it names

@@ -327,6 +327,13 @@ class Descriptions:
         description = self.in_force(relation.relation_id, place)
         return None if description is None or description.columns_of(relation) is None else description.primary_key
 
+    def identity(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
+        """Return the columns of the replica identity at ``place``, also those that are not published; None if not captured."""
+        description = self.in_force(relation.relation_id, place)
+        if description is None or description.columns_of(relation) is None:
+            return None
+        return tuple(column.name for column in description.columns if column.facts.number in description.identity)
+
     def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
         """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
         for known in self._known.values():

@@ -16,18 +16,30 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.schema.table import Fill
 
-__all__ = ["identifying_columns", "version_of"]
+__all__ = ["identifying_columns", "marked", "version_of"]
 
 
-def identifying_columns(relation: Relation, primary_key: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+def identifying_columns(
+    relation: Relation, primary_key: Callable[[], Iterable[str]], identity: Callable[[], Iterable[str]]
+) -> tuple[str, ...]:
     """Return the names of the columns that identify a row, in PostgreSQL's spelling; empty if no columns do.
 
-    Calls ``primary_key`` if the description does not name the key: with REPLICA IDENTITY FULL or NOTHING.
+    Calls ``primary_key`` if the description does not name the key: with REPLICA IDENTITY FULL or NOTHING. Otherwise calls
+    ``identity`` for all columns of the replica identity. The server does not describe those that are not published (generated
+    columns, or others than those of a column list), and two rows may differ in these alone.
     """
     if is_key_told(relation):
-        return tuple(column.name for column in relation.columns if column.is_key)
+        told = marked(relation)
+        others = set(identity()) - set(told)
+        # An identity of which a column is described without the mark is that of another time.
+        return () if others and others.isdisjoint(column.name for column in relation.columns) else told
     key = tuple(primary_key())
     return key if set(key) <= {column.name for column in relation.columns} else ()
+
+
+def marked(relation: Relation) -> tuple[str, ...]:
+    """Return the names of the columns that a description marks as columns of the key."""
+    return tuple(column.name for column in relation.columns if column.is_key)
 
 
 def version_of(

@@ -50,13 +50,14 @@ class PublishedTables:
         found = self._find(relation, is_of_now=True)
         return None if found is None else tuple(found["primary_key"])
 
+    def identity(self, relation: Relation) -> tuple[str, ...]:
+        """Return the columns of the replica identity, as of the relation or later; empty if it can't be asked."""
+        found = self._described(relation)
+        return () if found is None else tuple(found.get("identity") or ())
+
     def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
         """Return the table's columns as ``prepare`` prints them, as of the relation or later; empty if it can't be asked."""
-        try:
-            found = self._find(relation, is_of_now=is_of_now)
-        except CdcpipeError as ex:
-            _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
-            return []
+        found = self._described(relation, is_of_now=is_of_now)
         return [] if found is None else list(found.get("columns", ()))
 
     def parts(self, relation: Relation) -> list[int]:
@@ -77,6 +78,14 @@ class PublishedTables:
             return None
         columns = tuple(Column(0, each["name"], each["type_id"], each["type_modifier"]) for each in found.get("columns", ()))
         return Relation(None, relation_id, found["schema"], found["name"], "d", columns)
+
+    def _described(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
+        """Do the same as `_find`, but return None if the catalog can't be asked."""
+        try:
+            return self._find(relation, is_of_now=is_of_now)
+        except CdcpipeError as ex:
+            _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
+            return None
 
     def _find(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
         """Return what the catalog says about a table. Without ``is_of_now`` an earlier answer with the same columns will do."""

@@ -69,7 +69,7 @@ SELECT json_build_object(
         ) ORDER BY a.attnum)
         FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum = ANY (w.numbers)),
-    'primary_key', {primary_key},
+    'primary_key', {primary_key}, 'identity_columns', {identity},
     'parts', (
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
@@ -191,6 +191,8 @@ class TablePlan:
     """The columns as PostgreSQL describes them, if ``relation`` has them as the warehouse types them."""
     selects: tuple[Select, ...] = ()
     """How to select each column."""
+    identity: tuple[str, ...] = ()
+    """The columns of the replica identity, also those that are not published; empty with FULL and NOTHING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,7 @@ def _tables_query(publications: Sequence[str], server_version: int) -> str:
         is_identity_index=catalog_sql.is_identity_index("i", "c"),
         key_numbers=catalog_sql.key_numbers("i"),
         primary_key=catalog_sql.primary_key_of("c.oid"),
+        identity=catalog_sql.identity_of("c"),
         leaves=catalog_sql.leaves_of("c.oid"),
     )
 
@@ -360,6 +363,7 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
         primary_key=tuple(value["primary_key"] or ()),
         condition=None if filters is None else f"({' OR '.join(f'({each})' for each in filters)})",
         chunks=tuple(chunks),
+        identity=tuple(value["identity_columns"] or ()),
         row_estimate=sum(max(int(part["rows"]), 0) for part in value["parts"] or ()),
     )
 

@@ -203,7 +203,9 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
     relation = plan.relation
     before = [version for version in versions if version.relation_id == relation.relation_id]
     known = plan.primary_key or tuple(original_name(name) for name in (before[-1].key if before else ()))
-    version = version_of(copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known))
+    version = version_of(
+        copying.position.lsn, 0, relation, columns, identifying_columns(relation, lambda: known, lambda: plan.identity)
+    )
     fields = assign_columns(columns, relation)
     return replace(
         version,

@@ -209,12 +209,20 @@ def test_only_the_key_columns_of_an_index_are_a_key(database: postgres.Database)
         for statement in (
             "create table with_more (b int, a int, v text, primary key (a, b) include (v))",
             "create table at_most_once (id int, primary key (id) deferrable)",
-            "create publication p for table with_more, at_most_once",
+            "create table generated (id int, g int generated always as (id % 2) stored, primary key (g, id))",
+            "create table indexed (id int, v int not null, x int not null, primary key (id))",
+            "create unique index indexed_v on indexed (v, x)",
+            "alter table indexed replica identity using index indexed_v",
+            "create publication p for table with_more, at_most_once, generated, indexed",
             "select pg_create_logical_replication_slot('s', 'pgoutput')",
         ):
             connection.execute(statement)
         tables, said = prepared(database)
         assert tables["public.with_more"]["primary_key"] == ["a", "b"]
+        assert tables["public.indexed"]["identity"] == ["v", "x"]
+        # Of this one the server describes the column id alone, as the key.
+        assert "'g'" not in str(tables["public.generated"]["columns"])
+        assert tables["public.generated"]["identity"] == ["g", "id"]
         # A deferrable key is no replica identity.
         assert "with_more" not in said
         assert "at_most_once has no usable replica identity" in said

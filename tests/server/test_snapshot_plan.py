@@ -376,13 +376,16 @@ def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> N
         made.sql(
             "create table t (id int, v text, g int generated always as (id + 1) stored, primary key (id) include (v))",
             "insert into t values (1, 'x'), (2, null)",
-            "create publication p for table t",
+            "create table part (g int generated always as (id % 2) stored, id int, primary key (id, g))",
+            "create publication p for table t, part",
         )
         made.take()
         table = made.tables()["t"]
         assert table.primary_key == ("id",)
         assert [(column.name, column.is_key) for column in table.relation.columns] == [("id", True), ("v", False)]
         assert [(row["id"], row["v"]) for row in made.rows(table)] == [(1, "x"), (2, None)]
+        part = made.tables()["part"]
+        assert ([(column.name, column.is_key) for column in part.relation.columns], part.identity) == ([("id", True)], ("id", "g"))
         made.close()
         made.connection.close()
 

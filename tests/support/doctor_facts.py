@@ -69,6 +69,7 @@ def table(name: str = "t", *, columns: str = "id v", **changes: Any) -> Table:
         "replica_identity": "d",
         "primary_key": ("id",),
         "has_deferrable_key": False,
+        "identity": ("id",),
         "refused": (),
         "columns": tuple(TableColumn(column, number, 23, -1, None, False) for number, column in enumerate(columns.split(), 1)),
     } | changes.pop("published", {})

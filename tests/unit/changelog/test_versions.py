@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.masks import KEY_VARIABLE
-from cdcpipe.pgoutput.messages import Relation
+from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, check_masked, fills_between, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
@@ -23,6 +23,8 @@ from spark_sink.staging.log import Position
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
+from support.ddl_messages import described as captured
+from support.ddl_messages import message
 from support.descriptions import CODE, ID, NONE, catalog, table, version
 
 TABLE = Table("public", "t")
@@ -377,6 +379,60 @@ def test_a_key_that_the_catalog_has_of_another_time(
     versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
     noted = versions.with_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
+
+
+KEYED = Relation(None, 1, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "code", 23, -1)))
+
+
+@pytest.mark.parametrize(
+    ("known", "identity", "expected", "is_repeated"),
+    [
+        ([], ["id"], ID, False),
+        ([], ["id", "g"], NONE, False),
+        ([version(10, 0, ID)], ["id", "g"], NONE, False),
+        # The catalog has the identity of another time, or does not say it.
+        ([], ["id", "code"], ID, False),
+        ([], ["code"], ID, False),
+        ([], [], ID, False),
+        # The launcher has only repeated what was said before.
+        ([version(10, 0, NONE)], ["id"], NONE, True),
+        ([version(10, 0, NONE)], ["id"], ID, False),
+        ([version(10, 0, NONE, 2)], ["id"], ID, True),
+    ],
+)
+def test_a_key_of_which_a_column_is_not_published_is_none(
+    tmp_path: Path, known: list[Version], identity: list[str], expected: tuple[str, ...], is_repeated: bool
+) -> None:
+    """The server marks the columns of the key that it describes. Rows may differ in the others alone."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    columns = merge_columns(None, [KEYED])
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
+    versions = TableVersions(warehouse, history, PublishedTables(lambda: [{"relation_id": 1, "identity": identity}]))
+    noted = versions.with_new(TABLE, known, [Use(20, 0, KEYED, 20, is_repeated)], 15, None, columns)
+    assert noted[-1].key == expected
+
+
+def test_captured_ddl_says_which_columns_of_the_key_are_not_published(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    columns = merge_columns(None, [KEYED])
+    history = History(SchemaVersion(1, 0, KEYED, None))
+    history.captured.add((10, 0), message(captured("id=1 code=2 g=3", key=["id", "g"])))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(lambda: [{"relation_id": 1}]))
+    assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == NONE
+
+
+def test_a_key_is_told_also_while_the_catalog_cannot_be_asked(tmp_path: Path) -> None:
+    def describe() -> list[dict[str, Any]]:
+        raise UnreachableError("no server")
+
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    columns = merge_columns(None, [KEYED])
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
+    versions = TableVersions(warehouse, history, PublishedTables(describe))
+    assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
 def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:

@@ -2,19 +2,26 @@
 
 from typing import Any
 
-from spark_sink.client.keyless import keyless_text, warnings_of
+from spark_sink.client.keyless import has_key, keyless_text, warnings_of
 
 BOTH = ["UPDATE", "DELETE"]
 
 
 def table(
-    name: str, *key: str, identity: str = "d", refused: list[str] | None = None, is_deferrable: bool = False
+    name: str,
+    *key: str,
+    identity: str = "d",
+    refused: list[str] | None = None,
+    is_deferrable: bool = False,
+    columns: str = "id",
 ) -> dict[str, Any]:
     return {
         "schema": "public",
         "name": name,
         "primary_key": key,
         "replica_identity": identity,
+        "identity": key if identity in "di" else (),
+        "columns": [{"name": name} for name in columns.split()],
         "refused": refused or [],
         "has_deferrable_key": is_deferrable,
     }
@@ -39,6 +46,16 @@ def test_refused_tables_and_tables_without_replica_can_differ() -> None:
     assert of_deferrable.endswith("get a changelog and no replica: public.late")
     assert of_nothing == "the server refuses DELETE on tables without a usable replica identity: public.nothing"
     assert keyless_text(["public.full"]).startswith(of_full)
+
+
+def test_a_key_that_is_published_in_part() -> None:
+    tables = [table("t", "id", "g"), table("i", "id", "g", identity="i"), table("f", "id", "g", identity="f"), table("ok", "id")]
+    (text,) = warnings_of(tables)
+    assert text == (
+        "tables with a key of which a column is not published get a changelog and no replica: public.f, public.i, public.t; "
+        "for a replica publish all columns of the key; run --heal then copies it, or cdcpipe-spark snapshot --table"
+    )
+    assert [has_key(each | {"columns": ["id"]}) for each in tables] == [False, False, False, True]
 
 
 def test_a_key_that_the_user_gave_is_one() -> None:

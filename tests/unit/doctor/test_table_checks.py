@@ -119,6 +119,10 @@ def test_identity(given: Table, expected: str) -> None:
         (table(published={"replica_identity": "f"}), "ok have keys"),
         (table(published={"replica_identity": "i", "primary_key": ()}), "ok have keys"),
         (
+            table(published={"replica_identity": "i", "identity": ("id", "part"), "has_deferrable_key": True}),
+            "warning the replica identity's part is not published … the list",
+        ),
+        (
             table(published={"replica_identity": "f", "primary_key": ()}),
             'warning no primary key … no replica … ALTER TABLE "public"."t" ADD PRIMARY KEY (…)',
         ),
@@ -132,6 +136,14 @@ def test_identity(given: Table, expected: str) -> None:
 )
 def test_keys(given: Table, expected: str) -> None:
     judge(table_checks.keys, facts(tables=(given,)), expected)
+
+
+def test_a_key_with_a_generated_column() -> None:
+    leaf = Partition("public", "t", "d", ("id", "g"), ("g",))
+    tables = (table(published={"primary_key": ("id", "g"), "identity": ("id", "g")}, partitions=(leaf,)),)
+    older = facts(tables=tables, server=server(version=170010))
+    judge(table_checks.keys, older, "warning the primary key's g is not published … no replica … without the generated column")
+    judge(table_checks.keys, facts(tables=tables), "warning the primary key's g is not published … publish the key's columns")
 
 
 def test_partitions() -> None:

@@ -50,7 +50,14 @@ class Server:
         assert not config.create_slot
         names = [name.split(".") for name in self.published]
         tables = tuple(
-            {"schema": s, "name": n, "relation_id": ord(n[0]), "replica_identity": "d", "primary_key": ["id"], "columns": [{}]}
+            {
+                "schema": s,
+                "name": n,
+                "relation_id": ord(n[0]),
+                "replica_identity": "d",
+                "primary_key": ["id"],
+                "columns": [{"name": "id"}],
+            }
             for s, n in names
         )
         return Prepared(180000, "7123", 1, "shop", LSN(self.lsn), LSN(0), tables)

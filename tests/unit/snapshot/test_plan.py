@@ -10,14 +10,16 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import UnreachableError
+from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.parquet import Layout
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import merge_columns, typed_schema
-from spark_sink.snapshot import chunk
+from spark_sink.snapshot import chunk, table
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask
 from spark_sink.snapshot.initial import InitialSnapshot, is_begun
-from spark_sink.snapshot.plan import Chunk
+from spark_sink.snapshot.plan import Chunk, TablePlan
+from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
 
 
@@ -35,17 +37,25 @@ def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
         chunk._metadata(task, (1 << 32) // 3, 1)
 
 
+@pytest.mark.parametrize(("identity", "expected"), [(("id",), ("id",)), (("id", "g"), ())])
+def test_a_copy_has_no_key_if_a_column_of_it_is_not_published(identity: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    described = Relation(None, 1, "public", "t", "d", (Column(1, "id", 23, -1),))
+    plan = TablePlan(described, (1,), identity, None, (), 0, described.columns, identity=identity)
+    copying: Any = SimpleNamespace(position=Position(1, 20))
+    assert table._version(copying, plan, merge_columns(None, [described]), []).key == expected
+
+
 def test_the_hint_for_a_value_that_is_not_utf8_comes_from_the_executor(tmp_path: Path) -> None:
     """To start again, as after other errors, would not help."""
     config = LauncherConfig("s", tmp_path / "staging", ("p",))
     snapshot = InitialSnapshot(config, Warehouse(tmp_path / "warehouse", "delta"))
-    table: Any = SimpleNamespace(relation=SimpleNamespace(namespace="public", name="t"))
+    failed: Any = SimpleNamespace(relation=SimpleNamespace(namespace="public", name="t"))
     text = f"Traceback …\nspark_sink.client.exported.SnapshotError: table public.t: a value of column 'v' {NOT_UTF8}\n"
-    found = snapshot._error_of(RuntimeError(text), table)
+    found = snapshot._error_of(RuntimeError(text), failed)
     assert str(found) == "table public.t: a value of column 'v' is not UTF-8"
     assert found.hint == NOT_UTF8_HINT
     text = text.replace(NOT_UTF8, "is too long")
-    other = snapshot._error_of(RuntimeError(text), table)
+    other = snapshot._error_of(RuntimeError(text), failed)
     assert str(other) == "cannot copy table public.t: table public.t: a value of column 'v' is too long"
     assert other.hint == "start again: finished tables stay"
 

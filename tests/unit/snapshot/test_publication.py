@@ -60,7 +60,14 @@ def part(relation_id: int = 100, file: int = 1, definition: str = "a", has_rows:
 
 
 def table(name: str = "t", **changes: Any) -> dict[str, Any]:
-    found = {"schema": "public", "name": name, "relation_id": 100, "replica_identity": "d", "primary_key": ["id"], "columns": [{}]}
+    found = {
+        "schema": "public",
+        "name": name,
+        "relation_id": 100,
+        "replica_identity": "d",
+        "primary_key": ["id"],
+        "columns": [{"name": "id"}],
+    }
     return found | {"published_by": [7], "parts": [part()], "operations": ["insert", "update"]} | changes
 
 

@@ -100,7 +100,7 @@ def test_the_looks_of_a_run_carry_the_names(house: Warehouse, monkeypatch: pytes
     def tables(*described: tuple[int, str, list[int]]) -> tuple[dict[str, Any], ...]:
         return tuple(
             {"schema": "public", "name": name, "relation_id": number, "replica_identity": "d", "primary_key": ["id"]}
-            | {"columns": [{}], "published_by": [7], "operations": ["insert"]}
+            | {"columns": [{"name": "id"}], "published_by": [7], "operations": ["insert"]}
             | {
                 "parts": [
                     {"relation_id": part, "file": 1, "definition": "a", "is_attached": False, "has_rows": None} for part in parts
