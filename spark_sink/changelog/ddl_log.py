@@ -20,6 +20,7 @@ from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import gaps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,7 @@ class DdlLog:
         self._changelogs = changelogs_of(spark, warehouse)
         self._lsn = 0
         self._descriptions: Descriptions | None = None
+        self._epoch = 0
         self._is_told = False
 
     @property
@@ -62,6 +64,7 @@ class DdlLog:
         """What the messages up to now say about tables."""
         if self._descriptions is None:
             found, state = Descriptions(), self._changelogs.state(DDL)
+            found.end_at(self._gaps())
             if state is not None:
                 self._lsn, position = state.lsn, self._warehouse.source().position
                 done_lsn = 0 if position is None else position.lsn  # all tables have the changes up to there
@@ -78,9 +81,15 @@ class DdlLog:
             self._descriptions = found
         return self._descriptions
 
+    def _gaps(self) -> list[tuple[int, bool]]:
+        return [(each.start.lsn, each.is_other_server) for each in gaps.read(self._warehouse)]
+
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""
         descriptions = self.descriptions
+        if segments[-1].epoch != self._epoch:  # a gap begins another epoch
+            self._epoch = segments[-1].epoch
+            descriptions.end_at(self._gaps())
         descriptions.forget_dropped(segments[0].start_lsn)
         new = [each for each in found if each.end_lsn > self._lsn]
         if not new:

@@ -2,7 +2,8 @@
 
 `cdcpipe ddl install` puts event triggers into a database. They write a logical message at the place where a command ran, with a
 description of each table as it was then (docs/operations/ddl.md). Where there is such a description, it is certain, and the catalog
-is not asked. It is not used if the stream describes the table's columns in another way: then the capture was off for a while.
+is not asked. It is not used if the stream describes the table's columns in another way: then the capture was off for a while. It is
+not used behind a gap of the log either, until the next command: nobody has the messages that the gap had.
 
 A column's value in earlier rows is that of its first description. The catalog loses it when the table is rewritten.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cdcpipe.ddl import message
 from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES
@@ -195,6 +196,10 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
+_Key: TypeAlias = tuple[int, int]
+"""How often the log went on with another server, and the OID of a table there."""
+
+
 @dataclass(slots=True)
 class _Known:
     """The descriptions of one table, in order, and the first facts about each of its columns.
@@ -214,16 +219,35 @@ class Descriptions:
     """The captured descriptions of all tables."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._dropped: dict[int, int] = {}
-        """The dropped tables, by their OIDs, with the end LSN of the transaction that dropped them."""
+        self._known: dict[_Key, _Known] = {}
+        self._dropped: dict[_Key, int] = {}
+        """The dropped tables, with the end LSN of the transaction that dropped them."""
         self._places: list[Place] = []
         self._kinds: list[str] = []
         """The places and kinds of all messages, in order. One after a removal counts as a removal."""
         self._ends: list[Place] = []
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
+        self._gaps: list[Place] = []
+        """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
+        self._servers: list[Place] = []
+        """Those of the gaps behind which the log has the changes of another server."""
         self.is_off = False
         """Whether the last message came after the capture was removed. Such a message is not used."""
+
+    def end_at(self, gaps: Iterable[tuple[int, bool]]) -> None:
+        """Take the gaps of the log, in order: the LSN at which it goes on, and whether it does so with another server.
+
+        Call this before messages from behind these gaps are added. OIDs and numbers mean something else on another server.
+        """
+        found = [((start_lsn + 1, -1), is_other) for start_lsn, is_other in gaps]
+        self._gaps = [place for place, _ in found]
+        self._servers = [place for place, is_other in found if is_other]
+
+    def _key(self, relation_id: int, place: Place) -> _Key:
+        return bisect_right(self._servers, place), relation_id
+
+    def _of(self, relation_id: int, place: Place) -> _Known | None:
+        return self._known.get(self._key(relation_id, place))
 
     def add(self, place: Place, said: DdlMessage) -> None:
         """Add a message. It stands before the change with the same place. Messages come in their order.
@@ -236,8 +260,9 @@ class Descriptions:
         self._places.append(place)
         self._kinds.append(kind)
         for description in said.tables:
-            known = self._known.setdefault(description.relation_id, _Known())
-            self._dropped.pop(description.relation_id, None)
+            key = self._key(description.relation_id, place)
+            known = self._known.setdefault(key, _Known())
+            self._dropped.pop(key, None)
             if known.descriptions and known.descriptions[-1].columns == description.columns:
                 description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
             known.places.append(place)
@@ -247,15 +272,15 @@ class Descriptions:
             for column in description.columns:
                 known.first.setdefault(column.facts.number, column.facts)
         for relation_id in said.dropped.values():
-            self._dropped[relation_id] = place[0]
+            self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:
             self._ends.append(place)
 
     def forget_dropped(self, until_lsn: int) -> None:
         """Forget the tables that were dropped up to an LSN. Call this when nobody asks for places up to there any more."""
-        for relation_id in [each for each, lsn in self._dropped.items() if lsn <= until_lsn]:
-            del self._dropped[relation_id]
-            self._known.pop(relation_id, None)
+        for key in [each for each, lsn in self._dropped.items() if lsn <= until_lsn]:
+            del self._dropped[key]
+            self._known.pop(key, None)
 
     def facts(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of each column of a description from the stream that applies from ``place``; None if not captured."""
@@ -263,7 +288,7 @@ class Descriptions:
         found = None if description is None else description.columns_of(relation)
         if found is None:
             return None
-        first = self._known[relation.relation_id].first
+        first = self._known[self._key(relation.relation_id, place)].first
         return tuple(first[column.facts.number] for column in found)
 
     def facts_until_next(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
@@ -271,7 +296,7 @@ class Descriptions:
 
         Returns None if there is none so far, if the DDL before it was not all captured, or if they are not certain.
         """
-        known = self._known.get(relation.relation_id)
+        known = self._of(relation.relation_id, place)
         index = 0 if known is None else bisect_right(known.places, place)
         if known is None or index == len(known.places) or not self.covers(place, known.places[index]):
             return None
@@ -291,7 +316,7 @@ class Descriptions:
 
     def is_later_number(self, relation_id: int, place: Place, number: int) -> bool:
         """Tell whether a column of this number was added after the first description that follows ``place``."""
-        known = self._known.get(relation_id)
+        known = self._of(relation_id, place)
         index = 0 if known is None else bisect_right(known.places, place)
         if known is None or index == len(known.places):
             return False
@@ -313,14 +338,18 @@ class Descriptions:
     def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
 
-        A capture that begins says so. So one whose first message after ``start`` is another one was there already.
+        A capture that begins says so. So one whose first message after ``start`` is another one was there already. The same holds
+        behind a gap.
         """
-        first, ends = bisect_right(self._places, start), bisect_right(self._ends, start)
-        if bisect_right(self._ends, until) > ends:
+        first, gaps = bisect_right(self._places, start), bisect_right(self._gaps, start)
+        if bisect_right(self._ends, until) > bisect_right(self._ends, start) or bisect_right(self._gaps, until) > gaps:
             return False
-        if first:
+        begin = bisect_right(self._places, self._gaps[gaps - 1]) if gaps else 0
+        if first > begin:
             return self._kinds[first - 1] not in _ENDS
-        return bool(self._kinds) and self._kinds[0] not in (_BEGIN, *_ENDS)
+        if begin == len(self._places) or bisect_right(self._gaps, self._places[begin]) > gaps:
+            return False
+        return self._kinds[begin] not in (_BEGIN, *_ENDS)
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""
@@ -336,22 +365,25 @@ class Descriptions:
 
     def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
         """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
-        for known in self._known.values():
+        server = bisect_right(self._servers, place)
+        for known in [known for (of, _), known in self._known.items() if of == server]:
             number = bisect_right(known.places, place)
             if number:
                 yield known.places[number - 1], known.descriptions[number - 1]
 
     def last_place(self, relation_id: int, place: Place) -> Place | None:
         """Return the place of the last description up to ``place``; None if there is none."""
-        known = self._known.get(relation_id)
+        known = self._of(relation_id, place)
         number = 0 if known is None else bisect_right(known.places, place)
         return None if known is None or not number else known.places[number - 1]
 
     def in_force(self, relation_id: int, place: Place) -> TableDescription | None:
-        """Return the last description up to ``place``; None if there is none, or if the capture ended since."""
-        known = self._known.get(relation_id)
+        """Return the last description up to ``place``; None if there is none, or if the capture or the log ended since."""
+        known = self._of(relation_id, place)
         number = 0 if known is None else bisect_right(known.places, place)
         if known is None or not number:
             return None
-        is_ended = bisect_right(self._ends, place) > known.ends[number - 1]
+        is_ended = bisect_right(self._ends, place) > known.ends[number - 1] or (
+            bisect_right(self._gaps, place) > bisect_right(self._gaps, known.places[number - 1])
+        )
         return None if is_ended else known.descriptions[number - 1]

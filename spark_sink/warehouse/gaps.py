@@ -44,17 +44,20 @@ class TablesGap:
     start: Position
     """The beginning of the epoch after the gap. A copy at this LSN or later is right."""
     healed_lsn: int | None = None
+    is_other_server: bool = False
+    """Whether the epoch after the gap has the changes of another server, and OIDs of tables mean nothing there."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the gap as a JSON object."""
         healed = None if self.healed_lsn is None else format_lsn(self.healed_lsn)
-        return {**self.gap.to_json(), "start": str(self.start), "healed": healed}
+        other = {"other_server": True} if self.is_other_server else {}
+        return {**self.gap.to_json(), "start": str(self.start), "healed": healed, **other}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TablesGap:
         """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
         healed = None if value["healed"] is None else int(LSN.parse(value["healed"]))
-        return cls(Gap.from_json(value), Position.parse(value["start"]), healed)
+        return cls(Gap.from_json(value), Position.parse(value["start"]), healed, bool(value.get("other_server")))
 
 
 def _path(house: Warehouse) -> Path:
@@ -80,7 +83,11 @@ def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
     with _WRITING:
         gaps = read(house)
         known = {each.start for each in gaps}
-        new = [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+        new = [
+            TablesGap(epoch.gap, epoch.start, is_other_server=epoch.former_system_id is not None)
+            for epoch in epochs
+            if epoch.gap is not None and epoch.start not in known
+        ]
         if new:
             _write(house, [*gaps, *new])
 

@@ -1,5 +1,6 @@
 """The captured DDL that a warehouse has recorded."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ class Rows(list[dict[str, Any]]):
 
 
 def test_a_message_that_an_older_version_has_recorded_and_that_no_server_writes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     forged = described("id=1")
     forged["columns"][0]["number"] = 1 << 40
@@ -32,7 +33,7 @@ def test_a_message_that_an_older_version_has_recorded_and_that_no_server_writes(
     rows = Rows({"_cdc_end_lsn": lsn, "_cdc_ordinal": 0, "_cdc_lsn": lsn, "content": text.decode()} for lsn, text in texts.items())
     changelogs = SimpleNamespace(state=lambda _: SimpleNamespace(lsn=30), read=lambda _: rows)
     monkeypatch.setattr(ddl_log, "changelogs_of", lambda *_: changelogs)
-    nothing: Any = SimpleNamespace(source=lambda: SimpleNamespace(position=None))
+    nothing: Any = SimpleNamespace(root=tmp_path, source=lambda: SimpleNamespace(position=None))
     log = ddl_log.DdlLog(nothing, nothing)
     assert log.descriptions.facts(table("id"), (20, 0)) is not None
     assert log.descriptions.facts(table("id a"), (30, 0)) is not None

@@ -381,6 +381,23 @@ def test_a_key_that_the_catalog_has_of_another_time(
     assert noted[-1].key == expected
 
 
+def test_behind_a_gap_the_key_is_not_that_of_captured_ddl_from_before(tmp_path: Path) -> None:
+    """The table has got another key in the gap, and was copied with it."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    full = replace(table("id code"), replica_identity="f")
+    columns = merge_columns(None, [full])
+    history = History(SchemaVersion(1, 0, full, None))
+    history.captured.end_at([(1000, False)])
+    history.captured.add((10, 0), message(captured("id=1 code=2", key=["id"])))
+    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": ["id", "code"], "columns": catalog("id=1 code=2")}])
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), published)
+    both = ("id", "code")
+    copied = replace(version(1500, 0, both), snapshot=((1, "id"), (2, "code")), described=((1, "id", 23, -1), (2, "code", 23, -1)))
+    noted = versions.with_new(TABLE, [version(5, 0, ID), copied], [Use(2000, 0, full, 2000)], 1500, columns, columns)
+    assert [each.key for each in noted] == [ID, both]
+
+
 KEYED = Relation(None, 1, "public", "t", "d", (Column(1, "id", 23, -1), Column(0, "code", 23, -1)))
 
 

@@ -72,6 +72,43 @@ def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
     assert found.primary_key(relation, (30, 0)) == ("id",)
 
 
+def test_a_gap_of_the_log_ends_what_was_described() -> None:
+    """The gap may have had a command on the table, or the end of the capture."""
+    found = Descriptions()
+    found.end_at([(20, False)])
+    found.add((10, 0), message(described("id=1 a=2'7", key=["id"])))
+    found.add((20, 0), message(described("id=1 a=2'7", key=["id"])))  # the last one before the gap
+    before = table("id a")
+    assert [found.primary_key(before, place) for place in [(15, 0), (20, 9), (21, 0), (40, 0)]] == [("id",), ("id",), None, None]
+    assert found.facts(before, (40, 0)) is found.numbers_before(before, (21, 0)) is None
+    assert [found.covers(*places) for places in [((11, 0), (20, 0)), ((11, 0), (30, 0)), ((25, 0), (30, 0))]] == [
+        True,
+        False,
+        False,
+    ]
+    found.add((50, 0), message(described("id=1 a=2", key=["a"])))
+    assert [found.primary_key(before, place) for place in [(15, 0), (40, 0), (50, 0)]] == [("id",), None, ("a",)]
+    assert found.facts(before, (50, 0)) == (ID, replace(A, missing="7"))  # the columns are those of before
+    # The capture was there behind the gap, because its first message does not begin it.
+    assert [found.covers(*places) for places in [((25, 0), (30, 0)), ((15, 0), (60, 0)), ((25, 0), (60, 0))]] == [True, False, True]
+    found.end_at([(20, False), (40, False)])
+    assert not found.covers((25, 0), (30, 0))
+
+
+def test_another_server_has_other_tables_under_the_same_oids() -> None:
+    found = Descriptions()
+    found.end_at([(20, True)])
+    found.add((10, 0), message(described("id=1 a=2'7 b=3", key=["id"])))
+    found.add((30, 0), message(described("id=1 a=2", key=["a"])))
+    assert found.facts(table("id a"), (15, 0)) == (ID, replace(A, missing="7"))
+    assert found.facts(table("id a"), (30, 0)) == (ID, A)
+    assert [len(each.columns) for _, each in found.last_before((15, 0))] == [3]
+    assert [len(each.columns) for _, each in found.last_before((40, 0))] == [2]
+    found.add((40, 0), message(kind="drop", dropped=[{"type": "table", "schema": "public", "name": "t", "oid": 1}]))
+    found.forget_dropped(40)
+    assert (found.in_force(1, (15, 0)) is None, found.in_force(1, (45, 0))) == (False, None)
+
+
 def test_a_transaction_that_is_open_while_the_capture_is_removed_does_not_begin_it_again() -> None:
     found, relation = Descriptions(), table("id")
     found.add((10, 0), message(kind="removed"))

@@ -30,3 +30,18 @@ def test_after_a_gap_rows_are_known_since_a_copy_that_is_complete(tmp_path: Path
     gaps.check_known(house, FRUIT, 300)
     with pytest.raises(InvalidArgumentsError, match="they are known again since its copy at 0/FA"):
         gaps.check_known(house, FRUIT, 249)
+
+
+def test_a_gap_before_another_server_says_so(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    gap = Gap(100, "the slot was gone", 0.0, 0.0)
+    later = [
+        replace(EPOCH, number=number, start_lsn=number * 100, gap=gap, former_system_id=of) for number, of in ((2, None), (3, "7"))
+    ]
+    gaps.record(house, later)
+    gaps.record_healed(house, 400)
+    assert [(each.start.lsn, each.is_other_server, each.healed_lsn) for each in gaps.read(house)] == [
+        (200, False, 400),
+        (300, True, 400),
+    ]
