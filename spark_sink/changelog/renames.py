@@ -4,7 +4,8 @@
 
 A table is known by its OID. Its home is that of the newest change or copy with this OID. A command that describes the table with
 another name than its home has at this place is a rename: ALTER TABLE … RENAME TO or SET SCHEMA, ALTER SCHEMA … RENAME TO. The
-changes of the transaction up to the command have the old name, those after it the new one.
+changes of the transaction up to the command have the old name, those after it the new one. OIDs end where the log goes on with
+another server. There a table is known by its name, until its first copy or change.
 
 A decision is made once for each message, and recorded with its position before any change depends on it. So it is the same again
 after a kill, also if the next run has another ``--renamed``.
@@ -40,6 +41,7 @@ def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mappin
     events: list[tuple[Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
     events += [((use.end_lsn, use.ordinal), True, use) for use in uses]
     for place, _, event in sorted(events, key=lambda each: each[:2]):
+        finder.pass_to(place)
         if isinstance(event, Use):
             finder.see(place, event)
         elif place[0] > names.done_lsn:
@@ -79,10 +81,23 @@ class _Finder:
         self._before = names
         self._is_following = is_following
         self._newest = newest
+        self._end = 0
+        self._ended: set[Table] = set()
+        """The homes whose OIDs are those of a former server."""
         self._relation_of = {home: version.relation_id for home, version in newest.items()}
         self._home_of = {
             version.relation_id: home for home, version in sorted(newest.items(), key=lambda item: (item[1].place, item[0]))
         }
+
+    def pass_to(self, place: Place) -> None:
+        """Move on to a place. If another server's changes begin before it, OIDs from before are forgotten."""
+        end = self._before.end_before(place)
+        if end == self._end:
+            return
+        self._end = end
+        new = {home: version.relation_id for home, version in self._newest.items() if version.end_lsn > end}
+        self._home_of = {relation_id: home for relation_id, home in self._home_of.items() if new.get(home) == relation_id}
+        self._ended = self._relation_of.keys() - new.keys()
 
     def _add(self, naming: Naming) -> None:
         if self.names is self._before:
@@ -96,6 +111,7 @@ class _Finder:
         if home.number and not self.names.has(home):
             self._add(Naming(place, relation_id, use.name, use.name, home))
         self._relation_of[home], self._home_of[relation_id] = relation_id, home
+        self._ended.discard(home)
 
     def hear(self, place: Place, described: TableDescription) -> None:
         """Take a captured description: the table may have got another name."""
@@ -110,7 +126,8 @@ class _Finder:
         if former == name:
             return
         other = None if holder is None else self._relation_of.get(holder)
-        if holder is not None and (other == relation_id or self._is_ahead(holder, place)):
+        is_same = other == relation_id and holder not in self._ended
+        if holder is not None and (is_same or self._is_ahead(holder, place)):
             self._home_of[relation_id] = holder  # a copy, or an older program, was there first: this name has its changes
             return
         if holder is not None and other is not None:

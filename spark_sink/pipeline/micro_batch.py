@@ -53,7 +53,7 @@ from spark_sink.schema.types import (
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import dropped_tables, landed_snapshots
+from spark_sink.warehouse import dropped_tables, gaps, landed_snapshots
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -162,8 +162,11 @@ class KnownTables:
         return self._names.shown(self._names.home(relation_id, name, place))
 
     def begin(self) -> None:
-        """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
-        self._names = self.versions.names = self.warehouse.names()
+        """Read the names of the tables, also after each gap of the log.
+
+        Tell if the run has another choice for renamed tables than the one before it.
+        """
+        self._names = self.versions.names = gaps.names(self.warehouse)
         if self._names.is_following not in (None, self.is_following):
             now, before = (FOLLOW, APART) if self.is_following else (APART, FOLLOW)
             _logger.warning("--renamed is %s now, it was %s: it counts for tables that are renamed from now on", now, before)

@@ -204,6 +204,7 @@ class Pipeline:
         with self._batch_running:
             position = self._progress.position
             assert position is not None
+            self._tables.begin()
             self._progress = replace(self._progress, position=fit.behind_gap(self.warehouse, self.staging, position))
 
     def take_copied(self, tables: Iterable[Table]) -> None:
@@ -443,6 +444,7 @@ class Pipeline:
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
                 fit.take_epochs(self.warehouse, self.staging)
+                self._tables.begin()
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
             batch.append()
@@ -459,6 +461,7 @@ class Pipeline:
             position = fit.behind_gap(self.warehouse, self.staging, end)
             if position != end:
                 fit.take_epochs(self.warehouse, self.staging)
+                self._tables.begin()
         message_count = counts.pop(MESSAGES, 0)
         self._seen.update(counts)
         self.changes.update(counts)

@@ -16,7 +16,7 @@ created under the name of a dropped table goes on in its home, as always.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -76,6 +76,7 @@ class Names:
         self.done_lsn = done_lsn
         self.is_following = is_following
         self._namings: list[Naming] = []
+        self._ends: list[int] = []
         self._last_place: Place = (0, 0)
         # A job may rename a table every night, for years. So a copy shares the values, which are never changed.
         self._of_relation: dict[int, tuple[Naming, ...]] = {}
@@ -108,6 +109,18 @@ class Names:
         """All that was added, in the order of the places."""
         return self._namings
 
+    def end_oids_at(self, ends: Iterable[int]) -> None:
+        """Take the LSNs, in order, behind which the log has the changes of another server: there an OID is another table's.
+
+        They are not recorded with the names (warehouse/gaps.py has them).
+        """
+        self._ends = list(ends)
+
+    def end_before(self, place: Place) -> int:
+        """Return the last LSN before a place at which OIDs have ended; 0 if there is none."""
+        number = bisect_left(self._ends, place[0])
+        return self._ends[number - 1] if number else 0
+
     def add(self, naming: Naming) -> None:
         """Add a naming. They come in their order."""
         if self.has(naming.home):
@@ -126,8 +139,9 @@ class Names:
         A table whose names are recorded keeps its home under each of these names: the server may describe a table for a while
         with a name that it had before.
         """
+        end = self.end_before(place)
         for naming in reversed(self._of_relation.get(relation_id, ())):
-            if name in (naming.name, naming.former):
+            if name in (naming.name, naming.former) and (naming.place[0] > end or not end):
                 return naming.home
         held = self.holder(name, place)
         return Table(name.schema, name.name, relation_id) if held is None else held

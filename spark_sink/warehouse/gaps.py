@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from spark_sink.schema.names import Names
     from spark_sink.schema.table import Table
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["TablesGap", "check_known", "is_copied_since", "open_gap", "read", "record", "record_healed"]
+__all__ = ["TablesGap", "check_known", "is_copied_since", "names", "open_gap", "read", "record", "record_healed"]
 
 
 _WRITING = threading.Lock()
@@ -90,6 +91,13 @@ def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
         ]
         if new:
             _write(house, [*gaps, *new])
+
+
+def names(house: Warehouse) -> Names:
+    """Return the names of the tables, as of now. Behind a gap to another server they do not go by OIDs of the former one."""
+    found = house.names()
+    found.end_oids_at(each.start.lsn for each in read(house) if each.is_other_server)
+    return found
 
 
 def open_gap(house: Warehouse) -> TablesGap | None:

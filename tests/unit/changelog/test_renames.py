@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_sink.changelog.renames import follow, told
-from spark_sink.schema.names import Names
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table, Version
 from spark_sink.source.contents import Use
 from spark_sink.source.ddl import Ddl
@@ -62,6 +62,32 @@ def test_a_table_goes_on_under_another_name() -> None:
     assert names.home(Y, named("a")) == names.home(Z, named("a")) == named("a", Y)
     assert shown(names, named("a"), named("a", Y)) == ["public.b", "public.a"]
     assert names.since(named("a")) == named("b")
+
+
+def test_another_server_has_other_tables_under_the_same_oids() -> None:
+    """As after dump and restore. OIDs begin at 16384 there, too."""
+    names = Names([Naming((7, 0), Y, named("b"), named("c"), named("b"))])
+    names.end_oids_at([100])
+    # A new table has the OID of a former one. Before the end it was a rename.
+    for lsn, expected in ((50, named("a")), (100, named("a")), (200, named("new"))):
+        now, lines = found(rename(lsn, 0, X, "new"), known=newest(a=X, b=Y), names=names)
+        assert (now.home(X, named("new"), (300, 0)) == named("a")) == bool(lines) == (lsn <= 100)
+        assert now.home(X, named("new"), (lsn, 5)) == expected
+    # It has a name that the other one had before it was renamed: it goes on in tables of its own.
+    assert names.home(Y, named("b"), (50, 0)) == named("b")
+    assert names.home(Y, named("b"), (200, 0)) == named("b", Y)
+    assert names.home(Z, named("c"), (200, 0)) == named("b")
+    # A table that was copied there is followed again, also to the name of a table whose former OID was the same.
+    known = newest(a=X) | {named("d"): version(150, 0, ID, X)}
+    now, lines = found(rename(200, 0, X, "a"), known=known, names=names)
+    assert lines == [
+        "another table is public.a now: the tables of the dropped one go on as public.a~1",
+        "public.d is public.a now: its tables go on under the new name",
+    ]
+    assert (now.home(X, named("a")), now.name(named("a"))) == (named("d"), named("a", X))
+    # A change from before it in the same segments does not count either.
+    now, lines = found(change(60, 0, X, "a"), change(150, 0, Z, "a"), rename(200, 0, X, "new"), known=newest(a=X), names=names)
+    assert (now.namings, lines) == (names.namings, [])
 
 
 def test_two_tables_change_their_names_in_one_transaction() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
+from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots
@@ -45,3 +47,16 @@ def test_a_gap_before_another_server_says_so(tmp_path: Path) -> None:
         (200, False, 400),
         (300, True, 400),
     ]
+
+
+def test_oids_end_where_another_server_begins(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    other = Table("public", "other")
+    house.write_names(Names([Naming((50, 0), 16384, FRUIT, other, FRUIT)]))
+    gap = Gap(100, "the slot was gone", 0.0, 0.0)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=gap)])
+    assert Homes(house).table(16384, FRUIT) == replace(FRUIT, called=other)
+    gaps.record(house, [replace(EPOCH, number=3, start_lsn=300, gap=gap, former_system_id="7")])
+    assert Homes(house).table(16384, FRUIT) == replace(FRUIT, number=16384)
+    assert Homes(house).table(16500, other) == replace(FRUIT, called=other)
