@@ -92,6 +92,12 @@ class OutputPlugin:
     Leave ``proto_version`` out: cdcpipe chooses the lowest version that all options together need.
     """
 
+    needs_origin: str | None = None
+    """The option, if one is set, that needs the origin of every transaction.
+
+    Of a transaction in progress the server sends only the origin of its first change, and the change to a catalog has none.
+    """
+
     def __init__(self, options: Options, query: Query) -> None:
         """Take the options. Raises InvalidArgumentsError for an option that is unknown or not supported.
 

@@ -78,6 +78,7 @@ class TestDecoding(TemplatePlugin[_Table]):
         self._has_xids = asked["include-xids"]
         self._has_timestamp = asked["include-timestamp"]
         self._only_local = asked["only-local"]
+        self.needs_origin = "only-local" if self._only_local else None
         self._skips_empty = asked["skip-empty-xacts"]
         self._pending: Transaction | None = None
         """With skip-empty-xacts: the transaction or block whose BEGIN is written at its first change."""

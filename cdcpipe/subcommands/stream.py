@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeAlias
 
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
 from cdcpipe.libpq.walsender import Walsender
@@ -312,8 +312,15 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
     assert config.output is not None
     options = {name: value for name, value in config.options.items() if name not in pgoutput_options.NAMES}
     plugin = load(config.output, {**config.output_options, **options}, catalog.query)
+    asked = {**plugin.pgoutput_options, **config.options}
+    has_streaming = pgoutput_options.setting(asked, "streaming") != "off"
+    if plugin.needs_origin is not None and has_streaming and pgoutput_options.setting(asked, "origin") != "none":
+        raise InvalidArgumentsError(
+            f"with streaming, {plugin.name}'s option {plugin.needs_origin!r} can't be honoured: the server does not send the origin"
+            " of a large transaction that begins with DDL",
+            hint="leave streaming out, or let the server leave out what was made elsewhere: --origin none (PostgreSQL 16)",
+        )
     if not config.whole_transactions:
-        asked = {**plugin.pgoutput_options, **config.options}
         plugin.check_callbacks(option for option in ("two_phase", "streaming") if pgoutput_options.setting(asked, option) != "off")
     return plugin
 

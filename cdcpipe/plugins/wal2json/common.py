@@ -107,6 +107,8 @@ class Wal2Json(TemplatePlugin[Table]):
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
         self._settings = parse_settings(options)
+        if self._settings.filter_origins or self._settings.include_origin:
+            self.needs_origin = "filter-origins" if self._settings.filter_origins else "include-origin"
         self._txn_part = [b""]
         """The facts about the transaction in each record of version 2. It is a list, because compiled rows use it."""
         self._names["txn_part"] = self._txn_part

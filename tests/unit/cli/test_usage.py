@@ -113,6 +113,9 @@ def test_no_server(tmp_path: os.PathLike[str]) -> None:
         (("--output", "test_decoding", "-o", "include-rewrites=1"), "include-rewrites"),
         (("-J", "-o", "format-version=3"), "format-version"),
         (("-J", "--two-phase"), "can't render prepared transactions"),
+        (("-J", "-o", "filter-origins=1", "--streaming", "on", "--whole-transactions"), "'filter-origins' can't be honoured"),
+        (("-J", "-o", "include-origin=1", "--streaming", "on", "--whole-transactions", "--origin", "any"), "'include-origin'"),
+        (("--output", "test_decoding", "-o", "only-local", "-o", "stream-changes"), "'only-local' can't be honoured"),
         (("--output", "json", "-o", 'publication_names="p'), "not a list of identifiers"),
     ],
 )
@@ -120,6 +123,21 @@ def test_mistakes_show_before_a_connection_is_tried(options: tuple[str, ...], me
     """There is no server. Exit code 2 would mean that the command tried to connect."""
     code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", "-c", *options)
     assert (code, message in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-J", "-o", "filter-origins=1"),
+        ("-J", "--streaming", "on", "--whole-transactions"),
+        ("-J", "-o", "filter-origins=1", "--streaming", "on", "--whole-transactions", "--origin", "none"),
+        ("--output", "test_decoding", "-o", "only-local=0", "-o", "stream-changes"),
+        ("--output", "test_decoding", "-o", "only-local", "-o", "stream-changes", "--origin", "none"),
+    ],
+)
+def test_origins_are_known_without_streaming_or_do_not_matter(options: tuple[str, ...], commands: ForkedCommands) -> None:
+    code, _, err = commands.cdcpipe("-h", "/nonexistent", "-S", "s", "--publication", "p", *options)
+    assert code == 2, err
 
 
 WAITS = [(("-u", "5"), True), (("-i", "1"), True), (("-L", "-u", "5", "-i", "1"), False)]
