@@ -219,13 +219,26 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
     for table in facts.tables:
         if not _is_root(table) or table.published.refused or table.identity is None:
             continue
+        # The stream describes the table's identity, but of an old row it has what the partition's identity says.
+        key = table.identity or table.published.primary_key
         for each in table.partitions:
-            if each.replica_identity != "f" and set(each.identity or ()) != set(table.identity) and table.identity:
+            if each.replica_identity == "f":
+                continue
+            columns = set(each.identity or ())
+            fix = f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL"
+            if not columns.issuperset(key) or (table.identity and columns != set(key)):
                 yield error(
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
-                    f" and the table by {listed(table.identity)}",
+                    f" and the table by {listed(key)}",
                     "of its updated and deleted rows the server does not send the table's key",
-                    f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL",
+                    fix,
+                    subject=table.name,
+                )
+            elif not table.identity:
+                yield warning(
+                    f"the table has REPLICA IDENTITY FULL, but partition {each.schema}.{each.name} does not",
+                    f"of its updated and deleted rows the server sends only {listed(each.identity or ())}, and NULL for the rest",
+                    fix,
                     subject=table.name,
                 )
 

@@ -158,6 +158,20 @@ def test_partitions() -> None:
     judge(table_checks.partitions, root(same, other), expected)
 
 
+def test_partitions_do_not_inherit_replica_identity_full() -> None:
+    """The stream then describes all columns as the identity, but the old rows have only the partition's."""
+    same, full = Partition("public", "a", "d", ("id",)), Partition("public", "b", "f", ())
+    other = Partition("public", "c", "i", ("v",))
+    given = facts(tables=(table(published={"replica_identity": "f"}, identity=(), partitions=(same, full)),))
+    expected = 'warning partition public.a does not … sends only id, and NULL … ALTER TABLE "public"."a" REPLICA IDENTITY FULL'
+    judge(table_checks.partitions, given, expected)
+    given = facts(tables=(table(published={"replica_identity": "f"}, identity=(), partitions=(other, full)),))
+    judge(table_checks.partitions, given, "error partition public.c identifies rows by v, and the table by id")
+    keyless = {"replica_identity": "f", "primary_key": ()}
+    given = facts(tables=(table(published=keyless, identity=(), partitions=(other,)),))
+    judge(table_checks.partitions, given, "warning partition public.c does not … sends only v")
+
+
 @pytest.mark.parametrize(
     ("kind", "identity", "columns", "version", "is_refused"),
     [
