@@ -51,9 +51,12 @@ class PublishedTables:
         return None if found is None else tuple(found["primary_key"])
 
     def identity(self, relation: Relation) -> tuple[str, ...]:
-        """Return the columns of the replica identity, as of the relation or later; empty if it can't be asked."""
+        """Return the columns of the replica identity, also those that are not published; empty if they are not known.
+
+        They are not if the table has other columns now. Its identity may have got one of the new columns since.
+        """
         found = self._described(relation)
-        return () if found is None else tuple(found.get("identity") or ())
+        return () if found is None or not _has_columns(found, relation) else tuple(found.get("identity") or ())
 
     def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
         """Return the table's columns as ``prepare`` prints them, as of the relation or later; empty if it can't be asked."""

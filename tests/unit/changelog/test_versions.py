@@ -425,9 +425,22 @@ def test_a_key_of_which_a_column_is_not_published_is_none(
     warehouse.open(EPOCH)
     columns = merge_columns(None, [KEYED])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
-    versions = TableVersions(warehouse, history, PublishedTables(lambda: [{"relation_id": 1, "identity": identity}]))
+    versions = TableVersions(
+        warehouse, history, PublishedTables(lambda: [{"relation_id": 1, "identity": identity, "columns": catalog("id=1 code=2")}])
+    )
     noted = versions.with_new(TABLE, known, [Use(20, 0, KEYED, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
+
+
+def test_a_key_that_got_a_new_column_since_was_whole_before(tmp_path: Path) -> None:
+    """The tables lag behind: the catalog has a column already, and it in the key, that these changes do not have yet."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    columns = merge_columns(None, [KEYED])
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
+    now = {"relation_id": 1, "identity": ["id", "g"], "columns": catalog("id=1 code=2 g=3")}
+    versions = TableVersions(warehouse, history, PublishedTables(lambda: [now]))
+    assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
 def test_captured_ddl_says_which_columns_of_the_key_are_not_published(tmp_path: Path) -> None:
