@@ -370,7 +370,7 @@ def shorten(path: Path, age_s: float) -> int:
 
     A reader that has begun since that checkpoint finds everything that it needs. Does nothing if a property of the table sets the
     retention of its log, if its checkpoints have sidecar files, or if DROP FEATURE protects its checkpoints: Delta shortens these
-    logs itself.
+    logs itself. Does nothing, too, while the table counts as set back by RESTORE: only the commit of RESTORE says so.
     """
     log = path / "_delta_log"
     names = places.list_names(log)
@@ -385,6 +385,9 @@ def shorten(path: Path, age_s: float) -> int:
     if _OWN_RETENTION & found.metadata.get("configuration", {}).keys() or "checkpointProtection" in found.features(
         "writerFeatures"
     ):
+        return 0
+    end = newest(path)
+    if end is not None and end.is_restored:
         return 0
     places.remove_files(log, gone)
     return len(_versions(gone))

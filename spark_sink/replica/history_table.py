@@ -64,6 +64,8 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     """
     path, known = house.history(table), stored_histories.facts(house, table)
     if known is not None and known.is_restored:
+        if not known.is_noted:
+            delta.set_properties(spark, path, properties(is_restored=True))
         raise WarehouseError(
             f"RESTORE has set the history of {table} back to an earlier version, and it lacks versions since",
             hint=f"move {path} away: a new history begins with what the changelog has",

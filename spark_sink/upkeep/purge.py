@@ -129,7 +129,8 @@ def _purge_history(spark: SparkSession, house: Warehouse, table: Table, before: 
     count = 0 if lsn is None else rows.where(F.col(to_lsn) <= lsn).count()
     if count:
         # First the note: without these versions, the rows of earlier moments are not known.
-        delta.set_properties(spark, path, stored_histories.properties(after_lsn=max(lsn - 1, found.after_lsn)))
+        noted = stored_histories.properties(after_lsn=max(lsn - 1, found.after_lsn), is_restored=found.is_restored)
+        delta.set_properties(spark, path, noted)
         spark.sql(f"DELETE FROM {delta.table_name(path)} WHERE {to_lsn} <= {lsn}").collect()
     return count
 

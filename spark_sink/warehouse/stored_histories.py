@@ -22,6 +22,8 @@ _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
 _AFTER: Final = "cdcpipe.history_after"
 """The property with the LSN after which the history has the rows of each moment."""
+_RESTORED: Final = "cdcpipe.restored"
+"""The property of a history that RESTORE has set back. The commit of RESTORE, which says so first, leaves the log some day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class HistoryFacts:
     copies: frozenset[int]
     is_restored: bool = False
     """Whether another program has set the history back (RESTORE): it lacks versions, and its log does not say which."""
+    is_noted: bool = False
+    """Whether the history says so in a property, too (`properties`)."""
 
     def known_lsn(self, versions: Sequence[Version]) -> int:
         """Return the LSN up to which the history is right.
@@ -78,8 +82,9 @@ def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
         found = log.metadata["configuration"]
         copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
         end = delta_log.newest(log.path)
-        is_restored = end is not None and end.is_restored
-        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies, is_restored)
+        is_noted = _RESTORED in found
+        is_restored = is_noted or (end is not None and end.is_restored)
+        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies, is_restored, is_noted)
 
 
 def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:
@@ -88,7 +93,9 @@ def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: fro
     return {"cdcpipe.table": str(table), **vectors, **properties(after_lsn=after_lsn, copies=copies)}
 
 
-def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = None) -> dict[str, str]:
+def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = None, is_restored: bool = False) -> dict[str, str]:
     """Return the properties of a history's table that record these facts."""
     found = {} if after_lsn is None else {_AFTER: format_lsn(after_lsn)}
+    if is_restored:
+        found[_RESTORED] = "true"
     return found if copies is None else found | {_COPIES: json.dumps([format_lsn(lsn) for lsn in sorted(copies)])}

@@ -216,3 +216,18 @@ def test_a_log_that_drop_feature_protects_is_not_shortened(tmp_path: Path) -> No
     write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}], {}, version=1)
     os.utime(log / f"{1:020d}.checkpoint.parquet", (0, 0))
     assert delta_log.shorten(tmp_path, 3600.0) == 0
+
+
+def test_a_log_keeps_the_commit_that_says_that_the_table_was_set_back(tmp_path: Path) -> None:
+    """A checkpoint has the position, but no operations. So the table would count as complete."""
+    log, place = tmp_path / "_delta_log", {"txn": {"appId": "cdcpipe", "version": 100}}
+    commit(log, 0, {"commitInfo": {"operation": "MERGE", "engineInfo": "cdcpipe"}}, {"metaData": {"id": "x"}}, place)
+    commit(log, 1, {"commitInfo": {"operation": "RESTORE"}})
+    commit(log, 2, {"commitInfo": {"operation": "OPTIMIZE"}})
+    write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}, place], {}, version=2)
+    os.utime(log / f"{2:020d}.checkpoint.parquet", (0, 0))
+    assert delta_log.shorten(tmp_path, 3600.0) == 0
+    assert delta_log.newest(tmp_path) == (100, True)
+    commit(log, 3, {"commitInfo": {"operation": "MERGE", "engineInfo": "cdcpipe"}}, place)
+    assert delta_log.shorten(tmp_path, 3600.0) == 2
+    assert delta_log.newest(tmp_path) == (100, False)
