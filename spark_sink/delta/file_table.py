@@ -125,18 +125,18 @@ class FileTable:
 
 def open_table(path: Path) -> FileTable:
     """Return the table as it is now. Raises DeltaError if it has a feature that this client does not support."""
-    return of_log(_supported(path))
-
-
-def _supported(path: Path) -> TableLog:
     log = TableLog(path).refresh()
+    _check_supported(log)
+    return of_log(log)
+
+
+def _check_supported(log: TableLog) -> None:
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
         raise DeltaError(
-            f"the Delta table {path} has {obstacle}, and cdcpipe can't write to such a table",
+            f"the Delta table {log.path} has {obstacle}, and cdcpipe can't write to such a table",
             hint="undo what gave it to the table (ALTER TABLE ... DROP CONSTRAINT, UNSET TBLPROPERTIES), then ALTER TABLE ... DROP "
             "FEATURE ... TRUNCATE HISTORY. Do not remove a changelog: nothing else has its changes",
         )
-    return log
 
 
 def of_log(log: TableLog) -> FileTable:
@@ -301,15 +301,16 @@ def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[st
     The commit also gives the table those of the ``features`` that it lacks. They are features of Delta's protocol for readers and
     writers.
 
-    Returns False, and commits nothing, if there is no table or ``change`` returns an equal action. Raises ChangedError if other
-    programs commit again and again.
+    Returns False, and commits nothing, if there is no table or ``change`` returns an equal action. Raises DeltaError if the table
+    has a feature that this client does not support, and ChangedError if other programs commit again and again.
     """
 
     def attempt() -> bool:
-        log = _supported(path)
+        log = TableLog(path).refresh()
         metadata = change(log) if log.version >= 0 else log.metadata
         if metadata == log.metadata:
             return False
+        _check_supported(log)
         information = {
             "timestamp": time.time_ns() // 1_000_000,
             "operation": operation,

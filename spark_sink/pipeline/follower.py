@@ -22,6 +22,7 @@ from cdcpipe.retry import RetryPolicy
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.comments import set_comments
+from spark_sink.delta.file_table import DeltaError
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.replica import merge
 from spark_sink.schema.table import replica_begin
@@ -100,6 +101,8 @@ class Follower:
         self._comments: dict[Table, Comments] = {}
         self._uncommented: set[Table] = set()
         """The tables whose replicas may lack their comments."""
+        self._uncommentable: set[Table] = set()
+        """The tables whose replicas can't get comments, and that were named already."""
         self.rounds = Rounds("replicas", self.catch_up, interval_s, on_error)
 
     def look(self, epoch: int, ends: Mapping[Path, TableEnd | None]) -> None:
@@ -166,10 +169,19 @@ class Follower:
                 wanted, self._uncommented = self._comments.keys() & (self._uncommented | behind.keys()), set()
                 uncommented = {table: self._comments[table] for table in wanted}
             for table, comments in uncommented.items():
-                set_comments(self._warehouse.replica(table), comments.table, comments.columns)
+                self._set_comments(table, comments)
             for path in written:
                 if delta_log.is_long(path):
                     delta.checkpoint(self._spark, path)
+
+    def _set_comments(self, table: Table, comments: Comments) -> None:
+        try:
+            set_comments(self._warehouse.replica(table), comments.table, comments.columns)
+        except DeltaError as ex:
+            # Spark merges into such a table. Comments must not stop it, and all others.
+            if table not in self._uncommentable:
+                self._uncommentable.add(table)
+                _logger.warning("the replica of %s does not get the comments of its table: %s", table, ex.message)
 
     def _bring_all(self, behind: Mapping[Table, Position]) -> None:
         with ThreadPoolExecutor(min(_THREADS, len(behind)), "replica") as pool:

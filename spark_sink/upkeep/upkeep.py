@@ -46,7 +46,7 @@ from cdcpipe.threads import Worker
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.compaction import compact
-from spark_sink.delta.file_table import ChangedError
+from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.removed_files import are_names_kept, keep_names
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
@@ -124,6 +124,8 @@ class Upkeep:
         self._stopping = threading.Event()
         self._thread = Worker(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
+        self._refusing: set[Path] = set()
+        """The tables to which only Spark can write, and that were named already."""
         self._times = RecordedTimes(warehouse)
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
@@ -192,6 +194,7 @@ class Upkeep:
                 with _forgiving(path):
                     if compacts:
                         self._optimize(table, path, right, is_ending)
+                with _forgiving(path, "vacuumed"):
                     if self._vacuum_retention_s is not None:
                         self._vacuum(table, path, right, self._vacuum_retention_s)
 
@@ -257,12 +260,17 @@ class Upkeep:
         self._times.record(name)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
-        """Let checkpoints forget files when VACUUM deletes them."""
+        """Let checkpoints forget files when VACUUM deletes them. Where only Spark can set this, Delta's own time holds."""
         with self._warehouse.logs.newest(path) as log:
             is_done = are_names_kept(log.metadata, retention_s)
         if not is_done:
-            with right():
-                keep_names(path, retention_s)
+            try:
+                with right():
+                    keep_names(path, retention_s)
+            except DeltaError as ex:
+                if path not in self._refusing:
+                    self._refusing.add(path)
+                    _logger.warning("the names of deleted files stay in the checkpoints for Delta's own time: %s", ex.message)
 
     def _before(self, age_s: float) -> datetime:
         """Return the time before which a change is older than ``age_s``.

@@ -8,7 +8,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from spark_sink.delta import file_table
 from spark_sink.delta.comments import set_comments
-from spark_sink.delta.file_table import ChangedError
+from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.staging.log import Position
 
@@ -56,3 +56,14 @@ def test_a_commit_that_comes_in_between(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(TableLog, "refresh", late)
     assert set_comments(path, "a table", {})
     assert TableLog(path).refresh().version == 2
+
+
+def test_a_table_to_which_only_spark_can_write(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    file_table.commit(file_table.define(path, SCHEMA, {}), [], Position(1, 10))
+    assert set_comments(path, "a table", {"id": "key"})
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
+    commit_path(path, 2).write_text(json.dumps({"protocol": features}))
+    assert not set_comments(path, "a table", {"id": "key"})  # it has them: there is nothing to write
+    with pytest.raises(DeltaError, match="has the feature checkConstraints"):
+        set_comments(path, None, {})

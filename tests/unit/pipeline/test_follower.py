@@ -1,14 +1,17 @@
 """Rounds of merges, without Spark: when they run, how far they bring each replica, how they end."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from cdcpipe.measures import Histogram
+from spark_sink.delta import file_table
 from spark_sink.delta import sql as delta
-from spark_sink.delta.log import TableEnd
+from spark_sink.delta.log import TableEnd, commit_path
 from spark_sink.pipeline import rounds
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.rounds import own_interval_s
@@ -16,6 +19,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.comments import Comments
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, NONE, version
@@ -230,3 +234,20 @@ def test_a_merge_is_planned_anew_when_its_changelog_was_widened(
     made.record(A, Position(1, 1))
     made.catch_up()
     assert merges.named == [A]
+
+
+def test_a_replica_to_which_only_spark_can_write_stops_no_round(
+    merges: Merges, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make(merges, tmp_path, 0)
+    path = Warehouse(tmp_path, "delta").replica(A)
+    file_table.commit(file_table.define(path, StructType([StructField("id", LongType())]), {}), [], Position(1, 10))
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
+    commit_path(path, 1).write_text(json.dumps({"protocol": features}))
+    for lsn in (20, 30):
+        made.comment(A, Comments("a table", {}))
+        made.record(B, Position(1, lsn))
+        made.catch_up()
+    assert merges.done == [(B, Position(1, 20)), (B, Position(1, 30))]
+    (message,) = caplog.messages
+    assert message.startswith("the replica of public.a does not get the comments of its table: the Delta table ")

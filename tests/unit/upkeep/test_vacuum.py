@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_sink.delta import sql as delta
 from spark_sink.delta import unused_files as unused_files_module
+from spark_sink.delta.log import commit_path, commits
 from spark_sink.delta.removed_files import keep_names
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.unused_files import unused_files
@@ -24,7 +25,7 @@ from spark_sink.files import clock
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.upkeep import purge, upkeep
-from spark_sink.upkeep.recorded_times import is_due
+from spark_sink.upkeep.recorded_times import RecordedTimes, is_due
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
@@ -197,3 +198,32 @@ def test_the_list_of_a_changelog_is_made_between_two_micro_batches(
         *("append taken", "list", "append free", "VACUUM changelog"),
         *("merge taken", "list", "VACUUM replica", "merge free"),
     ]
+
+
+def test_a_table_to_which_only_spark_can_write_is_vacuumed(
+    house: Warehouse, vacuums: Vacuums, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ALTER TABLE ... ADD CONSTRAINT gives it such a feature. It kept all its files, and grew for ever."""
+    features = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["checkConstraints"]}
+    path = house.replica(FRUIT)
+    commit_path(path, commits(path)[-1] + 1).write_text(json.dumps({"protocol": features}))
+    spark: Any = Session()
+    made = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=None, vacuum_retention_s=7200.0)
+    for _ in range(2):
+        made.run()
+        (house.root / "_cdcpipe/vacuumed.json").write_text(json.dumps({"replica/public.fruit": 0}))
+        made._times = RecordedTimes(house)
+    assert vacuums.events == ["VACUUM changelog", "VACUUM replica", "VACUUM replica"]
+    (message,) = caplog.messages
+    assert message.startswith("the names of deleted files stay in the checkpoints for Delta's own time: the Delta table ")
+
+
+def test_a_vacuum_that_fails_is_named_as_one(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(delta, "vacuum", failing)
+    take_care(house)
+    assert [each.partition(" was not ")[2][:9] for each in caplog.messages] == ["vacuumed "] * 2
