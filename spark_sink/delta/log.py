@@ -72,6 +72,8 @@ _IMPLIED = {
 _WRITES = ("WRITE", "MERGE")
 """The operations with which file_table.commit adds rows."""
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
+_POSITION_RETENTION = "delta.setTransactionRetentionDuration"
+"""With this property, checkpoints leave out a position that was recorded so long ago. It would be taken for none."""
 _NEWEST_COMMITS = 20
 _MANY_COMMITS, _MOST_COMMITS = 200, 1000
 """With this many commits after the newest checkpoint, a new checkpoint, which costs a second, is worth it."""
@@ -179,11 +181,13 @@ class TableLog:
         """Return the first thing about the table that a client does not support; None if there is nothing.
 
         ``kind`` is "readerFeatures" or "writerFeatures". ``known`` are the features that the client supports. Partitions are never
-        supported.
+        supported, and a writer does not support that the table forgets its position.
         """
         unknown = self.features(kind).difference(known)
         if unknown:
             return f"the feature {min(unknown)}"
+        if kind == "writerFeatures" and _POSITION_RETENTION in self.metadata.get("configuration", {}):
+            return f"the property {_POSITION_RETENTION}"
         return "partitions" if self.metadata.get("partitionColumns") else None
 
     def refresh(self) -> Self:

@@ -142,6 +142,19 @@ def test_versions_of_the_protocol_imply_features(table: FileTable, protocol: dic
     assert found - {"appendOnly", "invariants"} == wanted
 
 
+def test_a_table_that_forgets_its_position_is_refused(table: FileTable) -> None:
+    """Delta's next checkpoint may lack the position, and changes that are in the table would come again."""
+
+    def changed(log: TableLog) -> dict[str, Any]:
+        return {**log.metadata, "configuration": {"delta.setTransactionRetentionDuration": "interval 1 hours"}}
+
+    file_table.redefine(table.path, "SET TBLPROPERTIES", changed)
+    with pytest.raises(DeltaError, match=r"has the property delta\.setTransactionRetentionDuration") as caught:
+        file_table.open_table(table.path)
+    assert "UNSET TBLPROPERTIES" in (caught.value.hint or "")
+    assert TableLog(table.path).refresh().obstacle("readerFeatures", {"columnMapping"}) is None
+
+
 def test_files_of_one_table_may_be_anothers(tmp_path: Path) -> None:
     whole = file_table.define(tmp_path / "whole", UNFIT, {})
     part = file_table.define(tmp_path / "part", StructType([SCHEMA["old"], SCHEMA["id"]]), {"c": "d"}, like=whole)
