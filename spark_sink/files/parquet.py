@@ -240,6 +240,8 @@ def _delta_bound(value: Any, *, is_upper: bool = False) -> Any:
         return None
     if len(value) <= _MOST_CHARACTERS:
         return value
+    if is_upper and value[_MOST_CHARACTERS] == _GREATEST_CHARACTER:
+        return None  # the cut bound would be less than the value, and readers would skip the file
     return value[:_MOST_CHARACTERS] + (_GREATEST_CHARACTER if is_upper else "")
 
 

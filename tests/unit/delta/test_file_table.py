@@ -293,6 +293,8 @@ def test_bounds_of_the_columns_by_which_a_table_is_clustered(tmp_path: Path) -> 
     values = {
         "text": (["b", "a" * 40], ("a" * 32, "b")),
         "long": (["x" * 5000], None),
+        "cut": (["a" * 32 + "b\U0010ffff"], ("a" * 32, "a" * 32 + "\U0010ffff")),
+        "greatest": (["a" * 32 + "\U0010ffff\U0010ffff"], None),  # no text of 33 characters is a bound
         "day": ([date(1, 1, 1), date(2024, 2, 29)], ("0001-01-01", "2024-02-29")),
         "time": ([datetime(2024, 1, 1, 0, 0, 0, 1999, utc)], ("2024-01-01T00:00:00.001Z",) * 2),
         "local": ([datetime(2024, 1, 1)], ("2024-01-01T00:00:00.000",) * 2),
