@@ -132,7 +132,7 @@ class TableEnd(NamedTuple):
 
     lsn: int
     is_restored: bool
-    """Whether RESTORE has set the table back since the last commit of this client or with its position."""
+    """Whether RESTORE has set the table back since the last commit of this client or with its position, and has not undone this."""
 
 
 class TableLog:
@@ -322,10 +322,15 @@ def exists(path: Path) -> bool:
 
 
 def newest(path: Path) -> TableEnd | None:
-    """Return how far the table is; None if there is no table. RESTORE takes the rows back, but not the position."""
+    """Return how far the table is; None if there is no table. RESTORE takes the rows back, but not the position.
+
+    A RESTORE to a version from after the last commit of this client, or with its position, has taken nothing of ours back. So it
+    undoes an earlier RESTORE.
+    """
     versions = _versions(places.list_names(path / "_delta_log"))
     lsn: int | None = None
     is_restored: bool | None = None
+    target: int | None = None  # the version to which RESTORE has set the table back
     for count, version in enumerate(reversed(versions)):
         if is_restored is not None and (lsn is not None or count >= _NEWEST_COMMITS):
             break
@@ -336,11 +341,22 @@ def newest(path: Path) -> TableEnd | None:
         lsn = reached[0] if reached and lsn is None else lsn
         # Commits of other operations of this client change no rows.
         is_own = information.get("engineInfo") == APPLICATION and information.get("operation") in _WRITES
-        if is_restored is None and (information.get("operation") == "RESTORE" or is_own or reached):
-            is_restored = information.get("operation") == "RESTORE"
+        is_skipped = target is not None and version > target
+        if is_restored is None and (is_own or reached):
+            is_restored = is_skipped
+        elif is_restored is None and information.get("operation") == "RESTORE" and not is_skipped:
+            target = _restored_version(information)
+            is_restored = True if target is None else None
     if not versions:
         return None
-    return TableEnd((TableLog(path).refresh().lsn or 0) if lsn is None else lsn, is_restored=bool(is_restored))
+    is_restored = target is not None if is_restored is None else is_restored
+    return TableEnd((TableLog(path).refresh().lsn or 0) if lsn is None else lsn, is_restored)
+
+
+def _restored_version(information: Mapping[str, Any]) -> int | None:
+    """Return the version to which RESTORE has set a table back; None if its commit tells only a time."""
+    told = str((information.get("operationParameters") or {}).get("version"))
+    return int(told) if told.isdecimal() else None
 
 
 def newest_lsn(path: Path) -> int | None:

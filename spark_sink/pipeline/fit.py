@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
-from spark_sink.schema.table import MESSAGES
+from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.snapshot import initial
 from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
@@ -23,6 +23,7 @@ from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -108,11 +109,14 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     """Check that each table has what it had. Returns how far each changelog and each replica is; None for one that does not exist.
 
     Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Lets a table be copied whose
-    changelog or replica another program has set back with RESTORE: it lacks changes since.
+    changelog or replica another program has set back with RESTORE: it lacks changes since. Raises WarehouseError, too, if RESTORE
+    has set back the history of the tables' schemas, or the captured DDL: these tell what a later description of a table changes.
     """
     tables = house.tables()
     paths = [path for table in tables for path in (house.changelog(table), house.replica(table))]
+    paths += map(house.changelog, _NO_COPIES)
     ends = dict(zip(paths, places.map_reads(house.format.end, paths, house.root), strict=True))
+    _check_without_copies(house, {table: ends.pop(house.changelog(table)) for table in _NO_COPIES})
     for table in tables:
         changelog, replica = house.changelog(table), house.replica(table)
         if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
@@ -124,6 +128,24 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
                     purged_changes.record(house, table, end.lsn)
                 want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
     return ends
+
+
+_NO_COPIES = (MESSAGES, DDL, SCHEMA_HISTORY)
+"""The changelogs that are not of a table of the database: no copy makes up for what they lose."""
+
+
+def _check_without_copies(house: Warehouse, ends: Mapping[Table, TableEnd | None]) -> None:
+    for table, end in ends.items():
+        if end is None or not end.is_restored:
+            continue
+        if table != MESSAGES:
+            raise WarehouseError(
+                f"RESTORE has set {table} back to an earlier version, and what it has lost is needed to read later changes",
+                hint=f"set it to the version from before that, which DESCRIBE HISTORY tells: RESTORE TABLE"
+                f" {delta.table_name(house.changelog(table))} TO VERSION AS OF ...",
+            )
+        _logger.warning("RESTORE has set %s back to an earlier version: it lacks the logical messages since then", table)
+        purged_changes.record(house, table, end.lsn)
 
 
 def gone(house: Warehouse, table: Table) -> WarehouseError:

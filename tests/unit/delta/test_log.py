@@ -231,3 +231,28 @@ def test_a_log_keeps_the_commit_that_says_that_the_table_was_set_back(tmp_path: 
     commit(log, 3, {"commitInfo": {"operation": "MERGE", "engineInfo": "cdcpipe"}}, place)
     assert delta_log.shorten(tmp_path, 3600.0) == 2
     assert delta_log.newest(tmp_path) == (100, False)
+
+
+@pytest.mark.parametrize(
+    ("restores", "is_restored"),
+    [
+        ([0], True),
+        ([0, 2], False),  # to the version before the first RESTORE
+        ([0, 1], False),  # what another program has committed since is not ours
+        ([0, 0], True),
+        ([0, 2, 0], True),
+        ([0, 2, 3], True),
+        ([0, 3], True),
+        ([0, None], True),
+    ],
+)
+def test_a_restore_can_undo_another_one(tmp_path: Path, restores: list[int | None], *, is_restored: bool) -> None:
+    log = tmp_path / "_delta_log"
+    for number in range(2):
+        commit(log, number, {"commitInfo": {"operation": "MERGE"}}, {"txn": {"appId": "cdcpipe", "version": 100 + number}})
+    commit(log, 2, {"commitInfo": {"operation": "OPTIMIZE"}})
+    for number, version in enumerate(restores, 3):
+        commit(
+            log, number, {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version, "timestamp": None}}}
+        )
+    assert delta_log.newest(tmp_path) == (101, is_restored)
