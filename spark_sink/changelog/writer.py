@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdcpipe.error_texts import without_values
 from cdcpipe.masks import NO_MASKS, Masks
@@ -67,10 +68,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A written file of a table. ``exact`` counts by column the values that their type cannot hold, without those of old rows."""
+    """A written file of a table, and facts about its changes."""
 
     file: WrittenFile
     exact: Counter[str]
+    """Counts by column the values that their type cannot hold, without those of old rows."""
+    incomplete_lsn: int
+    """The end LSN of the last insert that lacks a value, because the server did not send it; 0 for none."""
 
 
 def write(
@@ -145,6 +149,7 @@ def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written |
 def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
     writer: FileWriter | None = None
     exact: Counter[str] = Counter()
+    incomplete_lsn = 0
     try:
         for opened in slices:
             for batch in _reader(opened, target).read():
@@ -153,11 +158,12 @@ def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
                 writer.write_batch(batch)
                 if target.relations is not None:
                     exact.update(_count_exact(batch))
+                    incomplete_lsn = max(incomplete_lsn, _incomplete_lsn(batch))
     except BaseException:
         if writer is not None:
             writer.discard()
         raise
-    return None if writer is None else Written(writer.close(), exact)
+    return None if writer is None else Written(writer.close(), exact, incomplete_lsn)
 
 
 def _reader(opened: OpenSlice, target: Target) -> MessageReader | TypedReader:
@@ -169,3 +175,12 @@ def _reader(opened: OpenSlice, target: Target) -> MessageReader | TypedReader:
 def _count_exact(batch: pa.RecordBatch) -> dict[str, int]:
     counts = batch.column("_cdc_exact").keys.value_counts().to_pylist()
     return {each["values"]: each["counts"] for each in counts if not each["values"].startswith(OLD_PREFIX)}
+
+
+def _incomplete_lsn(batch: pa.RecordBatch) -> int:
+    """Return the end LSN of the last insert without a value that was not sent; 0 for none."""
+    unchanged = batch.column("_cdc_unchanged")
+    if not len(unchanged.values):
+        return 0
+    is_incomplete = pc.and_(pc.equal(batch.column("_cdc_op"), "insert"), pc.greater(pc.list_value_length(unchanged), 0))
+    return pc.max(batch.column("_cdc_end_lsn").filter(is_incomplete)).as_py() or 0

@@ -90,6 +90,13 @@ _APPENDS = RetryPolicy(attempts=10)
 
 _KEYLESS = ""
 """The subject of the warning about a table without a key. Other warnings have a column's name as their subject."""
+_INCOMPLETE = "\0"
+"""The subject of the warning about inserts that lack values. It is no column's name."""
+_INCOMPLETE_MESSAGE = (
+    "table %s: an UPDATE brought rows into the row filter of a publication, and the server did not send their large values (TOAST) "
+    "that had not changed: they are NULL, and _cdc_unchanged names them. Repair: run --heal, or %s. With REPLICA IDENTITY FULL the "
+    "server sends these values"
+)
 
 
 @dataclass(slots=True)
@@ -226,6 +233,13 @@ class KnownTables:
         for name, count in sorted(counts.items()):
             self.tell(table, name, INEXACT_MESSAGE, table, name, count)
             self.exact_counts[table, name] += count
+
+    def tell_incomplete(self, table: Table, lsn: int) -> None:
+        """Let a table be copied of which an insert lacks a value. The last such transaction ends at ``lsn``. Warns once."""
+        want_copy(
+            self.warehouse, table, lsn, "rows came into the row filter of a publication, and large values of them were not sent"
+        )
+        self.tell(table, _INCOMPLETE, _INCOMPLETE_MESSAGE, table, table.copying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,9 +445,12 @@ class MicroBatch:
         table, end, state = append.table, self._segments[-1].end, self._tables[append.table]
         assert state.files is not None
         files = [each.file for each in written]
+        incomplete_lsn = max((each.incomplete_lsn for each in written), default=0)
+        if incomplete_lsn and state.has_key:  # before the commit: after it, nothing would come back here
+            self._tables.tell_incomplete(table, incomplete_lsn)
         if append.drops:
             files.append(write_drops(state.files, append.drops))
-            last = append.drops[-1]  # recorded before the commit: after it, nothing would come back here
+            last = append.drops[-1]  # recorded before the commit, too
             dropped_tables.record(self._tables.warehouse, table, self._dropped(last)[table], Position(last.epoch, last.end_lsn))
         count = append.count + len(append.drops)
         self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)

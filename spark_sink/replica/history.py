@@ -184,7 +184,7 @@ def _with_known(events: DataFrame, summary: Summary) -> DataFrame:
     if not summary.unchanged:
         return events
     so_far = Window.partitionBy("_cdc_key", "_cdc_segment").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
-    begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
+    begins = reduction.begins_row() & ~F.col("_cdc_gone")
     events = events.withColumn("_cdc_life", F.sum(begins.cast("int")).over(so_far))
     life = ("_cdc_key", "_cdc_segment", "_cdc_life")
     within = Window.partitionBy(*life).orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
@@ -193,7 +193,7 @@ def _with_known(events: DataFrame, summary: Summary) -> DataFrame:
         for i, (name, at) in enumerate(reduction.known_at(summary.unchanged))
     }
     events = events.withColumns(known)
-    return _with_inherited(events, life, list(known)) if summary.has_partial_moves else events
+    return _with_inherited(events, life, list(known)) if summary.has_partial_begins else events
 
 
 def _with_inherited(events: DataFrame, life: Sequence[str], names: Sequence[str]) -> DataFrame:

@@ -21,6 +21,8 @@ These rules hold everywhere; the changes of a key apply in the order of their po
   after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot, or the
   column came or was renamed since, it is NULL, and ``_cdc_unchanged`` has the column's name. A TOAST value itself is never NULL. So
   if a row has NULL before an update that left the column out, this NULL is from before the column, and the value is nowhere.
+- An insert begins another row. If it lacks a value, because an update has brought the row into a row filter, the value is nowhere:
+  that of an earlier row with the key, which may be deleted, is another one.
 - A value that its column can't hold is NULL, with its text in ``_cdc_exact``. The text follows the value, also for an unsent
   column.
 - A replica gets ``_cdc_unchanged`` and ``_cdc_exact`` when it needs them for the first time.
@@ -307,7 +309,7 @@ def _merge_piece(
     delta.add_columns(spark, path, state.schema, replica_schema(StructType(wanted), keeps_deleted=keeps_deleted))
     current = delta.read(spark, path)
     before = existing_rows(current).count() if keeps_deleted else 0  # MERGE does not tell how many rows it has revived
-    if summary.has_partial_moves:
+    if summary.has_partial_begins:
         rows = _fill_moved(rows, current, piece, summary)
     if summary.unchanged:
         rows = rows.withColumn("_cdc_moved", F.array_union("_cdc_moved", "_cdc_unknown"))

@@ -189,8 +189,8 @@ class Changes:
             return {}
         parents = pc.list_parent_indices(self.unchanged).to_numpy()
         names = pc.list_flatten(self.unchanged)
-        if np.isin(moves, parents).any():
-            raise NotOrdinaryError("an update that changed a key and left a column out")
+        if np.isin(moves, parents).any() or _equal(self.op, "insert")[parents].any():
+            raise NotOrdinaryError("a row that begins with an insert or a change of its key, and without a value of a column")
         found = {}
         for name in sorted(set(pc.unique(names).to_pylist()) & self.columns.keys()):
             is_unsent = np.zeros(len(self), dtype=bool)

@@ -18,7 +18,8 @@ With ``keeps_deleted`` a key that has no row any more keeps its last one, and a 
 
 An *incarnation* is the time during which one row has one key. It begins with an insert, with an update of the key, or before the
 first of these changes. The value of an unsent column is searched in the changes of the same incarnation, then in the incarnation
-before the change of the key, and so on.
+before the change of the key, and so on. An insert begins another row, so nothing before it has a value that it lacks. (It may lack
+one: if an update brings a row into a row filter, the server sends an insert, without the TOAST values that have not changed.)
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Summary",
+    "begins_row",
     "data_columns",
     "events_of",
     "exact_names",
@@ -81,8 +83,8 @@ class Summary:
     """The columns that some update did not send."""
     has_moves: bool
     """Whether an update changed a key."""
-    has_partial_moves: bool
-    """Whether an update changed a key and did not send a column."""
+    has_partial_begins: bool
+    """Whether a change that begins an incarnation (`begins_row`) did not send a column."""
     exact: tuple[str, ...]
     """The columns with a value in ``_cdc_exact``."""
     keyless: int
@@ -168,6 +170,11 @@ def with_keys(changes: DataFrame, key: Key) -> DataFrame:
     )
 
 
+def begins_row() -> Column:
+    """Return an expression: whether a change from `with_keys` begins an incarnation. An update of the key also ends one."""
+    return F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_is_move")
+
+
 def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Return every key that the changes affect, once, in the column ``_cdc_touched``, to compare with `key_struct`."""
     both = F.array_compact(F.array("_cdc_old_key", "_cdc_new_key"))
@@ -207,7 +214,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.count_if(leaves_out).alias("partial"),
         F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
         F.max("_cdc_is_move").alias("has_moves"),
-        F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
+        F.max(begins_row() & leaves_out).alias("has_partial_begins"),
         F.count_if(lacks_key(key)).alias("keyless"),
         (F.count_if(begins) - F.count_if(ends)).alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
@@ -220,7 +227,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         truncated_at=truncated_at,
         unchanged=unchanged,
         has_moves=bool(row["has_moves"]),
-        has_partial_moves=bool(row["has_partial_moves"]),
+        has_partial_begins=bool(row["has_partial_begins"]),
         exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
         growth=row["growth"],
@@ -253,11 +260,11 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
     events = events_of(with_keys(changes, key), summary)
     if keeps_deleted:
         events = _with_deletion(events, all_ends(changes) if summary.truncated_at is not None else None)
-    if summary.has_partial_moves:
+    if summary.has_partial_begins:
         return _reduce_chains(events, columns, summary)
 
-    # Here no incarnation begins with an update that changed the key and left a column out. So a value in the changes of a key
-    # belongs to its last incarnation, or the key has no row any more.
+    # Here each incarnation that begins has all values. So a value in the changes of a key belongs to its last incarnation, or the
+    # key has no row any more.
     row = _row(columns, summary)
     known = known_at(summary.unchanged)
     # Group by the fields of the key: Spark sorts rows for this, and sorts more slowly by a struct.
@@ -403,10 +410,10 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
 
 
 def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
-    """Reduce changes if an update among them changed a key and left a column out."""
+    """Reduce changes if one of them begins an incarnation and leaves a column out."""
     unchanged = summary.unchanged
     names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
-    begins = ~F.col("_cdc_gone") & (F.col("_cdc_op").isin("insert", "snapshot") | F.col("_cdc_origin").isNotNull())
+    begins = begins_row() & ~F.col("_cdc_gone")
     so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
     events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
     aggregates = _last_row(_row(columns, summary), events)
@@ -417,8 +424,8 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
         *(F.max_by(held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(known_at(unchanged))),
     )
-    # An incarnation without a begin in these changes was there before, with its own key. One that began with an insert has all
-    # values.
+    # An incarnation without a begin in these changes was there before, with its own key. One that began with an insert has no
+    # origin: what it lacks is nowhere.
     incarnations = incarnations.withColumn("_cdc_origin", F.when(F.col("_cdc_begin").isNull(), F.col("_cdc_key")))
     # Each round doubles the length of the chains that are resolved. So the number of rounds is the logarithm of the longest chain.
     incarnations = incarnations.withColumn("_cdc_parent_end", F.when(F.col("_cdc_parent").isNotNull(), F.col("_cdc_begin")))

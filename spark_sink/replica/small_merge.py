@@ -8,6 +8,7 @@ For unusual changes `merge_without_spark` writes no rows and returns False; Spar
 because other programs may have written something unexpected to these tables. Unusual are
 
 - changes that need other columns of the present rows, like an update that changed a key and left a column out;
+- an insert that left a column out;
 - an update that left out a column whose value is not known;
 - a replica with columns that are gone, or that another program has made wider;
 - with ``--deletes soft``, a delete of a row that is deleted already, and a TRUNCATE;

@@ -58,7 +58,7 @@ def test_reduction_equals_the_source(spark: Any) -> None:
     key = tuple((name,) for name in KEY)
     summary = reduction.summarize(changes, key)
     assert summary.has_moves
-    assert summary.has_partial_moves
+    assert summary.has_partial_begins
     assert summary.unchanged == ("blob", "other")
     columns = reduction.data_columns(changes.schema)
     assert columns == ["case", "id", "a", "blob", "other"]

@@ -1,7 +1,8 @@
 """On whatever road the changes come to rows: a value that the server did not send is known, or it is marked.
 
 A column came with a value of the server in each row. No change has these values: a row has NULL there in the changes before, and
-an update that does not send the column leaves it out. PostgreSQL leaves out only values that are not NULL.
+an update that does not send the column leaves it out. PostgreSQL leaves out only values that are not NULL. If an update brings a
+row into a row filter, the server sends an insert, which lacks such values, too.
 """
 
 import random
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import postgres
 import pytest
 
 from spark_sink.changelog.tables import changelogs_of
@@ -22,9 +24,11 @@ from spark_sink.replica.replay import replay
 from spark_sink.schema.table import Version
 from spark_sink.spark.sql import literal
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import wanted_copies
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import COLUMNS, EPOCH, KEY, SCHEMA, TABLE, UNSENT, Later, OrdinaryLater, append, schema_of, told
+from support.road import BIG, Road
 
 pytestmark = pytest.mark.spark
 
@@ -167,3 +171,66 @@ def test_stored_histories(spark: Any, tmp_path: Path, kind: type[Later]) -> None
     stored = delta.read(spark, house.history(TABLE)).localCheckpoint()
     for lsn, expected in past.states.items():
         assert rows_of(stored.where(f"from_lsn <= {lsn} and (to_lsn is null or {lsn} < to_lsn)")) == expected
+
+
+COME_AND_GO = [
+    [
+        f"insert into {{t}} select i, 'active', repeat('a', {BIG}) from generate_series(1, 4) i where i <> 3",
+        f"insert into {{t}} values (3, 'archived', repeat('a', {BIG}))",
+        "update {t} set status = 'archived' where id = 2",
+    ],
+    [
+        *(f"update {{t}} set {change} where id = 1" for change in ("status = 'archived'", f"doc = repeat('b', {BIG})")),
+        "update {t} set status = 'active' where id in (1, 3)",
+        "update {t} set status = 'archived' where id = 4",
+    ],
+    [
+        f"update {{t}} set doc = repeat('c', {BIG}) where id in (2, 4)",
+        "update {t} set status = 'active' where id = 2",
+        "update {t} set status = 'active', doc = 'sent' where id = 4",
+    ],
+]
+"""Rounds of updates that bring rows into the filter ``status = 'active'``, and take them out of it. Row 4 comes with its value."""
+
+
+def test_rows_that_come_into_a_row_filter(pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
+    """Replicas with and without deleted rows, histories and Parquet. With REPLICA IDENTITY FULL the server sends the values."""
+    kinds = {"hard": {"history": "table"}, "soft": {"deletes": "soft"}, "parquet": {"format": "parquet"}}
+    with pg18.database() as database:
+        road = Road(database, spark, tmp_path)
+        for table in ("by_index", "by_all"):
+            road.execute(
+                f"create table {table} (id int primary key, status text not null, doc text)",
+                f"alter table {table} alter doc set storage external",
+                f"create unique index {table}_index on {table} (status, id)",
+            )
+        road.execute(
+            "alter table by_index replica identity using index by_index_index",
+            "alter table by_all replica identity full",
+            "create publication everything for table by_index where (status = 'active'), by_all where (status = 'active')",
+        )
+        road.land()  # makes the slot
+        for statements in COME_AND_GO:
+            road.execute(*(statement.format(t=table) for statement in statements for table in ("by_index", "by_all")))
+            road.prepared = road.land().prepared
+            for kind, options in kinds.items():
+                road.pipeline(tmp_path / kind, **options).process_available()
+        expected = dict(road.query("select id, doc from by_all"))
+        road.connection.close()
+    found = [(kind, read_replica(spark, tmp_path / kind, "public.by_all")) for kind in kinds]
+    partial = [(kind, read_replica(spark, tmp_path / kind, "public.by_index")) for kind in kinds]
+    for rows, name in ((found, "public.by_all"), (partial, "public.by_index")):
+        rows.append(("history", read_history(spark, tmp_path / "hard", name).where("is_current")))
+        house = Warehouse.existing(tmp_path / "hard")
+        rows.append(("stored history", delta.read(spark, house.history(house.find(name))).where("is_current")))
+    for kind, rows in found:
+        here = rows.where("_cdc_deleted_at is null") if kind == "soft" else rows
+        assert {row["id"]: row["doc"] for row in here.collect()} == expected, kind
+        assert "_cdc_unchanged" not in rows.columns or rows.where("_cdc_unchanged is not null").isEmpty()
+    for kind, rows in partial:
+        here = rows.where("_cdc_deleted_at is null") if kind == "soft" else rows
+        marked = {row["id"]: (row["doc"], row["_cdc_unchanged"]) for row in here.collect()}
+        assert marked == {**{key: (None, ["doc"]) for key in (1, 2, 3)}, 4: ("sent", None)}, kind
+    for kind in kinds:
+        waiting = wanted_copies.waiting(Warehouse.existing(tmp_path / kind))
+        assert [str(each.table) for each in waiting] == ["public.by_index"], kind

@@ -163,11 +163,16 @@ UNSENT = ...
 
 
 class Later(Source):
-    """A source whose column ``other`` comes later, with a value in each row that is in no change (`add_column`)."""
+    """A source whose column ``other`` comes later, with a value in each row that is in no change (`add_column`).
+
+    Some rows then come without it: an update on the server has brought them into a row filter.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
         self.is_added = False
+        self.has_incomplete = False
+        """Whether an insert has left out ``other``."""
         self.known: dict[int, Any] = {}
         """For each row, what the changes tell of ``other``: a value, UNSENT, or None before the first change of the row since."""
 
@@ -178,12 +183,37 @@ class Later(Source):
     def _blob_bytes(self) -> bytes | None:
         return super()._blob_bytes() if self.is_added else None
 
+    def enter(self, key: int) -> None:
+        """Insert a row without its value of ``other``."""
+        self.rows[key] = (self.case, key, self.rng.randrange(99), self._blob(), self.rng.randbytes(4))
+        self.deleted.pop(key, None)
+        self.has_incomplete = True
+        self._emit("insert", self.rows[key], ["other"])
+
+    def insert(self, key: int) -> None:
+        if self.is_added and self.rng.random() < 0.3:
+            self.enter(key)
+        else:
+            super().insert(key)
+
+    def step(self, keys: int) -> None:
+        """Make a random change. A row may leave the row filter and come back; with another filter nothing tells that it left."""
+        if self.is_added and self.rows and self.rng.random() < 0.1:
+            key = self.rng.choice(sorted(self.rows))
+            if self.rng.random() < 0.5:
+                self.delete(key)
+            self.enter(key)
+        else:
+            super().step(keys)
+
     def _emit(self, op: str, row: Any, unchanged: list[str] | None = None, old: Row | None = None) -> None:
         super()._emit(op, row, unchanged, old)
         if op == "truncate":
             self.known.clear()
         elif op == "delete":
             self.known.pop(row[1])
+        elif op == "insert" and unchanged:
+            self.known[row[1]] = UNSENT
         elif "other" in (unchanged or ()):
             before = self.known.pop(row[1] if old is None else old[1])
             self.known[row[1]] = UNSENT if before is None else before

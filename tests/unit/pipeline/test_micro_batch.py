@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Insert, Update
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
@@ -17,12 +18,13 @@ from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import ID, NONE, version
-from support.oids import INT4
+from support.oids import INT4, TEXT
 from support.segments import Log, into, relation
 
 T = Table("public", "t")
 KEYLESS = relation(1, "t", ("a", INT4), identity="n")
 KEYED = relation(1, "t", ("id", INT4), ("a", INT4))
+KEYED_TEXT = relation(1, "t", ("id", INT4), ("a", TEXT))
 
 
 def known_tables(house: Warehouse) -> KnownTables:
@@ -74,6 +76,34 @@ def test_a_first_copy_that_failed_does_not_count_once_the_stream_makes_the_chang
     assert not gaps.is_copied_since(house, T, 0)
     [wanted] = wanted_copies.waiting(house)
     assert wanted.reasons[-1].since_lsn == copied_at.lsn
+
+
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_a_row_that_comes_into_a_row_filter_without_a_value_lets_its_table_be_copied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
+) -> None:
+    """The reason is there before the changelog has the row. A copy from the row's transaction on settles it."""
+    house, log = Warehouse(tmp_path / "warehouse", table_format), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    tables = known_tables(house)
+    lacks = Insert(None, 1, (b"1", UNCHANGED_TOAST))
+    first = log.segment([KEYED_TEXT, lacks, lacks], [Update(None, 1, None, None, (b"1", UNCHANGED_TOAST))])
+    MicroBatch(tables, [first]).append()
+    [wanted] = wanted_copies.waiting(house)
+    assert wanted.why == "rows came into the row filter of a publication, and large values of them were not sent"
+    assert [reason.since_lsn for reason in wanted.reasons] == [first.start_lsn + (first.end_lsn - first.start_lsn) // 2]
+    MicroBatch(tables, [log.segment([KEYED_TEXT, lacks, Insert(None, 1, (b"2", b"sent"))])]).append()
+    assert [reason.since_lsn for reason in wanted_copies.waiting(house)[0].reasons] == [log.end_lsn]
+    [warning] = caplog.messages
+    assert warning.startswith("table public.t: an UPDATE brought rows into the row filter of a publication, and the server did not")
+
+
+def test_an_update_that_leaves_out_a_value_lets_no_table_be_copied(tmp_path: Path) -> None:
+    house, log = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    update = Update(None, 1, None, None, (b"1", UNCHANGED_TOAST))
+    MicroBatch(known_tables(house), [log.segment([KEYED_TEXT, Insert(None, 1, (b"1", b"sent")), update])]).append()
+    assert not wanted_copies.waiting(house)
 
 
 @pytest.mark.parametrize("is_past", [True, False])
