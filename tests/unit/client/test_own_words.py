@@ -33,6 +33,7 @@ NOT_ASKED_FOR = (
     # output plugins, which work in cdcpipe alone
     "(--whole-transactions)",
     "-o database.dbname=NAME",
+    "leave streaming out, or let the server leave out",
     # options of other programs
     "iconv -f UTF-8",
     "ulimit -n",
