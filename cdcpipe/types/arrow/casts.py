@@ -140,6 +140,11 @@ def _to_float(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
 
 def _to_decimal(text: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     longest = pc.max(pc.binary_length(text)).as_py()
+    most_whole_digits = _MAX_DECIMAL_DIGITS - arrow_type.scale
+    if longest is not None and longest > most_whole_digits:
+        # Arrow multiplies a number by a power of ten for the type's scale. If this overflows, the result may be another number.
+        whole = pc.replace_substring_regex(text, r"^-?0*|\..*$", "")
+        text = _only(text, pc.less_equal(pc.binary_length(whole), most_whole_digits))
     if longest is not None and longest > _MAX_DECIMAL_DIGITS:
         # Arrow overflows silently beyond 38 digits, which include trailing zeros; 1e-45 would become 0. So remove trailing zeros.
         text = pc.replace_substring_regex(text, r"(\.[0-9]*[1-9])0+$|\.0+$", r"\1")
