@@ -103,7 +103,7 @@ POSITION: Final = Metric(
 STREAM_RECORDS: Final = Metric("cdcpipe_stream_records", "counter", "Records of the stream since the start.")
 STREAM_TRANSACTIONS: Final = Metric("cdcpipe_stream_transactions", "counter", "Transactions of the stream since the start.")
 STREAM_BYTES: Final = Metric(
-    "cdcpipe_stream_bytes", "counter", "Bytes of the records that went to the pipe, or of land and run to the log, since the start."
+    "cdcpipe_stream_bytes", "counter", "Bytes of records written since the start: to the pipe, or with land and run to the log."
 )
 SPILL: Final = Metric(
     "cdcpipe_spill_bytes", "gauge", "Bytes of transactions in progress that are in files, because memory has no room."

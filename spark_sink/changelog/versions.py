@@ -26,7 +26,7 @@ from pyspark.sql.types import StructField
 from cdcpipe.types.pg_type import type_ids_of
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.schema.column_numbers import looks
-from spark_sink.schema.keys import identifying_columns, version_of
+from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
@@ -194,8 +194,10 @@ class TableVersions:
             captured = self._history.captured.identity(relation, place)
             return self._published.identity(relation) if captured is None else captured
 
-        if use.is_repeated and before is not None and not before.key and is_key_told(relation):
-            return ()  # a column of the key was not published: the catalog may have another key since
+        if use.is_repeated and before is not None and is_key_told(relation):
+            former = tuple(map(original_name, before.key))
+            if former in ((), marked(relation)):
+                return former  # () if a column of the key was not published: the catalog may have another key since
         return identifying_columns(relation, primary_key, identity)
 
     def _fills(

@@ -40,10 +40,12 @@ class PublishedTables:
         self._tables: dict[int, Mapping[str, Any]] = {}
         self._asked: set[object] = set()
         self._is_fresh = False
+        self._has_failed = False
+        """Whether the catalog could not be asked in this micro-batch. Each attempt may take a minute, so one is enough."""
 
     def begin_batch(self) -> None:
         """Allow to ask the catalog again: it is newer than everything in the stream so far."""
-        self._is_fresh = False
+        self._is_fresh = self._has_failed = False
 
     def primary_key(self, relation: Relation) -> tuple[str, ...] | None:
         """Return the columns of today's primary key, empty if there is none; None if the table does not exist any more."""
@@ -84,9 +86,12 @@ class PublishedTables:
 
     def _described(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
         """Do the same as `_find`, but return None if the catalog can't be asked."""
+        if self._has_failed:
+            return None
         try:
             return self._find(relation, is_of_now=is_of_now)
         except CdcpipeError as ex:
+            self._has_failed = True
             _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
             return None
 
