@@ -57,6 +57,8 @@ Another role that takes its place (ALTER ROLE … SET role) does not inherit thi
 """
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
+_RESTRICTED_KINDS_SINCE = {14: 140013, 15: 150008, 16: 160004}
+"""The first release of a major version that has ``restrict_nonsystem_relation_kind``. All later major versions have it."""
 
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
 """Regular expressions with replacements. They remove trailing zeros after the decimal point."""
@@ -77,12 +79,15 @@ def patient(server_version: int) -> dict[str, str]:
 
 def reading_rows(server_version: int) -> dict[str, str]:
     """Return the settings of a session that reads whole tables and gets each value as in the stream."""
+    has_restriction = server_version >= _RESTRICTED_KINDS_SINCE.get(server_version // 10000, 0)
     return {
         **SESSION_SETTINGS,
         # As in the walsender, names in values (regclass, ...) are always qualified.
         **NO_SEARCH_PATH,
         # Raise an error instead of leaving out rows that a policy hides.
         "row_security": "off",
+        # The owner of a table may put a view in its place just before it is read (CVE-2024-7348): its functions would run here.
+        **({"restrict_nonsystem_relation_kind": "view"} if has_restriction else {}),
         **patient(server_version),
     }
 

@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager
 import postgres
 import pytest
 
+from cdcpipe.errors import ServerError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.replication.session import connected, connected_walsender
-from cdcpipe.sql import LOGIN_ROLE, NO_SEARCH_PATH, SESSION_SETTINGS, patient
+from cdcpipe.sql import LOGIN_ROLE, NO_SEARCH_PATH, SESSION_SETTINGS, patient, reading_rows
 from support.tcp_options import tcp_options
 
 
@@ -24,6 +25,25 @@ def test_all_settings_are_made_in_one_round_trip(
         assert query.count("SET ") == len(settings)
         for name, value in settings.items():
             assert connection.execute(f"SHOW {name}")[0][0] in (value, f"{value}, MDY", f'"{value}"')
+
+
+def test_a_session_that_reads_rows_takes_no_view_for_a_table(any_pg: postgres.Cluster) -> None:
+    """Its owner may put a view in the place of a table, whose functions would run with the rights of who reads."""
+    with connected(connection_parameters([("dbname", any_pg.dsn)])) as connection:
+        connection.pin_session(reading_rows(connection.server_version))
+        connection.execute("CREATE TEMP VIEW evil AS SELECT 1 AS id")
+        connection.execute("CREATE TEMP TABLE good AS SELECT 1 AS id")
+        assert connection.execute("SELECT id FROM pg_temp.good") == [("1",)]
+        with pytest.raises(ServerError, match='access to non-system view "evil" is restricted'):
+            connection.execute("SELECT id FROM pg_temp.evil")
+
+
+@pytest.mark.parametrize(
+    ("server_version", "has_setting"),
+    [(140012, False), (140013, True), (150007, False), (150008, True), (160004, True), (180000, True)],
+)
+def test_minor_releases_without_the_setting_are_not_asked_for_it(server_version: int, has_setting: bool) -> None:
+    assert ("restrict_nonsystem_relation_kind" in reading_rows(server_version)) is has_setting
 
 
 def test_an_older_walsender_gets_its_settings_one_by_one(database: postgres.Database, monkeypatch: pytest.MonkeyPatch) -> None:
