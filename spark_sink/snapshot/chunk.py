@@ -27,7 +27,7 @@ from cdcpipe.errors import ConnectionClosedError
 from cdcpipe.masks import HASH, NO_MASKS, REDACT, Masks
 from cdcpipe.retry import RetryPolicy
 from cdcpipe.sql import quote_identifier, quote_literal
-from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE
+from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE
 from cdcpipe.types.arrow.casts import NO_ROWS, NO_TEXTS, Converted, convert_text
 from cdcpipe.types.table import PRINTED, TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_UTF8", "NOT_UTF8_HINT", "ChunkTask", "select_columns", "write_chunk", "write_truncate"]
 
-_GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE)
-"""A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take."""
+_GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE, NOT_IN_PREREQUISITE_STATE)
+"""A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take. A view
+may be in the table's place, which a session that reads rows does not read."""
 
 NOT_UTF8: Final = "is not UTF-8"
 NOT_UTF8_HINT: Final = (
