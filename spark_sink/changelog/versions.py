@@ -32,6 +32,7 @@ from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, holds, is_printed_otherwise, original_name, plain_name, spark_type
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -406,15 +407,18 @@ def check_masked(
     """Raise InvalidArgumentsError if a copy as of ``lsn`` would show a column that was masked before: in the stream, or in a copy.
 
     ``columns`` are the names of the table's columns in the copy, by their numbers. The history may have a description whose changes
-    were refused, because a column had left its mask. So this uses only descriptions whose changes the tables have.
+    were refused, because a column had left its mask. So this uses only descriptions whose changes the tables have. Those of another
+    server tell nothing: its OIDs and numbers mean other tables and columns.
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
-    until = min(place, (0, 0) if done is None else (done.lsn + 1, 0))
-    for described in [each for each in history.until(relation.relation_id, until) if each.facts is not None][-1:]:
+    until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), gaps.names(warehouse)
+    end_lsn = names.end_before(place) or -1
+    found = [each for each in history.until(relation.relation_id, until) if each.end_lsn > end_lsn]
+    for described in [each for each in found if each.facts is not None][-1:]:
         masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)
     copies = [each for each in warehouse.versions(table) if each.snapshot and each.relation_id == relation.relation_id]
-    for copied in [each for each in copies if each.place <= place][-1:]:
-        then = warehouse.names().name(table, copied.place)
+    for copied in [each for each in copies if end_lsn < each.end_lsn and each.place <= place][-1:]:
+        then = names.name(table, copied.place)
         masks.check_columns((then.schema, then.name), _numbers_of(copied), own, columns)
 
 

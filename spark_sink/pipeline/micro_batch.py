@@ -428,8 +428,9 @@ class MicroBatch:
             # The server describes a table again before the first change of a partition that was attached.
             if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
                 names = self._former_names
-                is_same = use.is_repeated or names.is_plain(relation.relation_id)
-                former |= names.of(relation.relation_id, () if is_same else tables.published.parts(relation), is_new=is_new)
+                is_same = use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn)
+                parts = () if is_same else tables.published.parts(relation)
+                former |= names.of(relation.relation_id, use.end_lsn, parts, is_new=is_new)
             for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

@@ -101,7 +101,8 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
     masks.check_there(*own, names)
     former = {table}
     if masks.may_name(*own, names):
-        former |= FormerNames(copying.warehouse).of(plan.relation.relation_id, [chunk.relation_id for chunk in plan.chunks])
+        parts = [chunk.relation_id for chunk in plan.chunks]
+        former |= FormerNames(copying.warehouse).of(plan.relation.relation_id, copying.position.lsn, parts)
     for each in sorted(former):
         masks.check_renamed((each.schema, each.name), own, names)
     masks.check_key(*own, names, plan.primary_key)

@@ -45,20 +45,25 @@ class TablesGap:
     start: Position
     """The beginning of the epoch after the gap. A copy at this LSN or later is right."""
     healed_lsn: int | None = None
-    is_other_server: bool = False
-    """Whether the epoch after the gap has the changes of another server, and OIDs of tables mean nothing there."""
+    former_system_id: str | None = None
+    """The server before the gap, if the epoch after it has the changes of another one: there, OIDs mean something else."""
+
+    @property
+    def is_other_server(self) -> bool:
+        """Tell whether the epoch after the gap has the changes of another server."""
+        return self.former_system_id is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return the gap as a JSON object."""
         healed = None if self.healed_lsn is None else format_lsn(self.healed_lsn)
-        other = {"other_server": True} if self.is_other_server else {}
+        other = {} if self.former_system_id is None else {"former_system_id": self.former_system_id}
         return {**self.gap.to_json(), "start": str(self.start), "healed": healed, **other}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TablesGap:
         """Read the object of `to_json`; raise ValueError, KeyError or TypeError for anything else."""
         healed = None if value["healed"] is None else int(LSN.parse(value["healed"]))
-        return cls(Gap.from_json(value), Position.parse(value["start"]), healed, bool(value.get("other_server")))
+        return cls(Gap.from_json(value), Position.parse(value["start"]), healed, value.get("former_system_id"))
 
 
 def _path(house: Warehouse) -> Path:
@@ -85,7 +90,7 @@ def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
         gaps = read(house)
         known = {each.start for each in gaps}
         new = [
-            TablesGap(epoch.gap, epoch.start, is_other_server=epoch.former_system_id is not None)
+            TablesGap(epoch.gap, epoch.start, former_system_id=epoch.former_system_id)
             for epoch in epochs
             if epoch.gap is not None and epoch.start not in known
         ]

@@ -19,7 +19,9 @@ from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -162,7 +164,7 @@ def described(texts: Iterable[str], relations: Iterable[Relation]) -> list[Schem
     """Return the versions of a table at 10 and at 30, each with the columns that the catalog has."""
     return [
         SchemaVersion(lsn, 0, relation, numbered(relation, catalog(text), None))
-        for lsn, text, relation in zip((10, 30), texts, relations, strict=True)
+        for lsn, text, relation in zip((10, 30), texts, relations, strict=False)
     ]
 
 
@@ -307,6 +309,31 @@ def test_a_rename_out_of_a_mask_is_refused(
     mended = Warehouse(tmp_path, "delta", masks={mask: "hash", "*.t.ssn_raw": "hash", "*.t.token": "hash", "*.t.pw": "hash"})
     copy(mended, 40, after)
     assert [each.place for each in record(mended)] == [(10, 0), (30, 0)]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("former", [None, "7"])
+def test_another_server_has_other_columns_under_the_same_numbers(tmp_path: Path, former: str | None, *, is_copied: bool) -> None:
+    """A copy is not compared with what a former server has told. After a gap of the same server it is."""
+    warehouse = Warehouse(tmp_path, "delta", masks={"public.*.ssn": "null"})
+    warehouse.open(EPOCH)
+    known = version(10, 0, ID)
+    if is_copied:
+        known = replace(known, snapshot=((1, "id"), (2, "ssn")), described=((1, "id", 23, -1), (2, "ssn", 25, -1)))
+    warehouse.write_versions(TABLE, [known])
+    [told] = described(["id=1 ssn:25=2"], [table("id ssn:25")])
+    history = cast("SchemaHistory", History(replace(told, end_lsn=99) if is_copied else told))
+    gaps.record(warehouse, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id=former)])
+    warehouse.record(Position(2, 20))
+
+    def copy(lsn: int) -> None:
+        check_masked(warehouse, history, TABLE, table("id name:25"), {1: "id", 2: "name"}, lsn)
+
+    for lsn in (20, 30) if former is None else (20,):
+        with pytest.raises(InvalidArgumentsError, match=r"was public\.t\.ssn, and --mask names it under the former name only"):
+            copy(lsn)
+    if former is not None:
+        copy(30)
 
 
 class Renamed(History):

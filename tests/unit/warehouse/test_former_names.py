@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,9 @@ from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.source.contents import Use
+from spark_sink.staging.gap import Gap
 from spark_sink.warehouse import former_names as module
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.former_names import FormerNames, carried
 from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
 from spark_sink.warehouse.warehouse import Warehouse
@@ -40,7 +43,7 @@ def look(*tables: SeenTable, system_id: str = "1") -> Seen:
 
 
 def names(house: Warehouse, number: int, *parts: int, is_new: bool = False) -> list[str]:
-    return sorted(each.name for each in FormerNames(house).of(number, parts, is_new=is_new))
+    return sorted(each.name for each in FormerNames(house).of(number, 150, parts, is_new=is_new))
 
 
 @pytest.fixture
@@ -81,6 +84,52 @@ def test_a_table_that_came_since_the_look(house: Warehouse) -> None:
     house.write_versions(Table("public", "leaf"), [version(10, 0, ID, LEAF)])
     assert names(house, ROOT, LEAF) == ["leaf"]
     assert (names(house, LEAF), names(house, LEAF, is_new=True)) == ([], ["leaf"])
+
+
+def former_at(house: Warehouse, number: int, lsn: int) -> list[str]:
+    return sorted(each.name for each in FormerNames(house).of(number, lsn, is_new=True))
+
+
+def test_behind_a_gap_to_another_server_an_oid_tells_nothing(house: Warehouse) -> None:
+    """Its tables have other OIDs. The changes that are left from before the gap still have those of the former server."""
+    write(house, replace(look(seen_table(ROOT, "orders"), system_id="7"), lsn=9000, former={OTHER: (ORDERS,)}))  # beyond the log
+    house.write_versions(Table("public", "leaf"), [version(90, 0, ID, LEAF)])
+    after = replace(EPOCH, number=2, start_lsn=100, gap=Gap(90, "the slot was gone", 0.0, 0.0), former_system_id="7", system_id="8")
+    for lsn in 50, 200:  # the gap is not recorded yet
+        assert [former_at(house, number, lsn) for number in (ROOT, OTHER, LEAF)] == [["orders"], ["orders"], ["leaf"]]
+    house.open(after, {"7"})
+    gaps.record(house, [after])
+    names = FormerNames(house)
+    assert (names.is_plain(ROOT, 100), names.is_plain(ROOT, 101)) == (True, False)
+    assert [former_at(house, number, 100) for number in (ROOT, OTHER, LEAF)] == [["orders"], ["orders"], ["leaf"]]
+    assert [former_at(house, number, 101) for number in (ROOT, OTHER, LEAF)] == [[], [], []]
+    house.write_versions(Table("public", "leaf"), [version(90, 0, ID, LEAF), version(120, 0, ID, LEAF)])
+    assert former_at(house, LEAF, 130) == ["leaf"]
+    write(house, look(seen_table(ROOT, "orders"), system_id="8"))
+    assert former_at(house, ROOT, 130) == ["orders"]
+
+
+@pytest.mark.parametrize("gap", [None, Gap(90, "the slot was gone", 0.0, 0.0)])
+def test_oids_go_on_if_it_is_the_same_server(house: Warehouse, gap: Gap | None) -> None:
+    """A gap of its log, or pg_upgrade with the slot, of which the record of the look need not know yet."""
+    write(house, look(seen_table(ROOT, "orders"), system_id="7"))
+    house.write_versions(Table("public", "leaf"), [version(90, 0, ID, LEAF)])
+    former = {"system_id": "8", "former_system_id": "7"} if gap is None else {}
+    after = replace(EPOCH, number=2, start_lsn=100, gap=gap, **former)
+    house.open(after, {"7"})
+    gaps.record(house, [after])
+    assert [former_at(house, number, 200) for number in (ROOT, LEAF)] == [["orders"], ["leaf"]]
+
+
+def test_pg_upgrade_behind_a_gap_to_another_server(house: Warehouse) -> None:
+    """The look was at the server that has been upgraded since, and not at the one before the gap."""
+    write(house, look(seen_table(ROOT, "orders"), system_id="8"))
+    gap = Gap(90, "the slot was gone", 0.0, 0.0)
+    other = replace(EPOCH, number=2, start_lsn=100, gap=gap, former_system_id="7", system_id="8")
+    upgraded = replace(EPOCH, number=3, start_lsn=150, former_system_id="8", system_id="9")
+    house.open(upgraded, {"7", "8"})
+    gaps.record(house, [other, upgraded])
+    assert former_at(house, ROOT, 200) == ["orders"]
 
 
 def test_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
