@@ -154,11 +154,14 @@ class SchemaHistory:
             self._state, self._versions = ChangelogState(HISTORY_SCHEMA, end.lsn), before | versions
 
     def step(self, use: Use) -> tuple[SchemaVersion, SchemaVersion] | None:
-        """Return the version that begins with ``use``, and the one before it; None if there are no such two versions."""
+        """Return the version that begins with ``use``, and the one before it; None if there are no such two versions.
+
+        A version of another server is none before it: OIDs and numbers of columns mean something else there.
+        """
         known = (self._versions or {}).get(use.relation.relation_id, [])
         for before, after in pairwise(known):
-            if (after.end_lsn, after.ordinal) == (use.end_lsn, use.ordinal):
-                return before, after
+            if after.place == (use.end_lsn, use.ordinal):
+                return None if self.captured.is_other_server(before.place, after.place) else (before, after)
         return None
 
     def before(self, version: SchemaVersion) -> list[SchemaVersion]:
@@ -236,6 +239,8 @@ class SchemaHistory:
         Then its facts are not certain, because nobody knows at which description the column was another one.
         """
         place, last = (use.end_lsn, use.ordinal), known[-1] if known else None
+        if last is not None and self.captured.is_other_server(last.place, place):
+            last = None  # it may be of another table
         captured = self.captured.facts(use.relation, place)
         if last is None or _said(last.relation) != _said(use.relation):
             return True, captured or self._facts(table, use, last)

@@ -211,6 +211,7 @@ class TableVersions:
         step, place = self._history.step(use), (use.end_lsn, use.ordinal)
         here = self._history.version(use.relation.relation_id, place)
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
+        is_after_snapshot = is_after_snapshot and not self._history.captured.is_other_server(known[-1].place, place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
             here = _typed(self._warehouse, here)

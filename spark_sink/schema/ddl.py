@@ -335,6 +335,10 @@ class Descriptions:
             return None
         return {column.facts.number for column in found}, len(found) == len(description.columns)
 
+    def is_other_server(self, start: Place, until: Place) -> bool:
+        """Tell whether the log has gone on with another server between two places."""
+        return bisect_right(self._servers, start) != bisect_right(self._servers, until)
+
     def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
 

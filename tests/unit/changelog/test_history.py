@@ -1,5 +1,6 @@
 """The versions of a table's description: what a snapshot tells about its columns, and a description that comes again."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -9,16 +10,21 @@ from typing import Any, cast
 import pyarrow.parquet as pq
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.versions import TableVersions
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table, Version
+from spark_sink.schema.types import merge_columns
 from spark_sink.source.contents import Contents, Use
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import dropped_tables
+from spark_sink.warehouse import dropped_tables, gaps
 from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH
 from support.ddl_messages import ddl, described, message
 from support.descriptions import ID, catalog, table, version
 from support.oids import INT4
@@ -119,6 +125,50 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
         segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
+
+
+def told_behind_gap(house: Warehouse, former: str | None, *told: tuple[int, str, str]) -> Callable[[int], list[Version]]:
+    """Let the stream describe a table: LSN, name, columns. There is a gap at 20. Return what makes the versions of one of these."""
+    house.open(EPOCH)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id=former)])
+    spark: Any = None
+    now = {"columns": catalog(told[0][2])}
+    published = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", **now}])
+    history, uses = SchemaHistory(spark, house, published), list[Use]()
+    for lsn, name, text in told:
+        now["columns"] = catalog(text)
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        uses.append(Use(lsn, 0, replace(table(text), name=name), lsn))
+        history.record_new({T: Contents(1, lsn, uses[-1:])}, lambda *_: None, [segment])
+    columns = merge_columns(None, [house.typed(each) for each in (table("id email"), *(use.relation for use in uses))])
+    versions = TableVersions(house, history, published)
+    return lambda number: versions.with_new(T, house.versions(T), [uses[number]], uses[number].end_lsn - 1, columns, columns)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("former", [None, "7"])
+def test_masks_behind_a_gap_do_not_go_by_the_oids_of_another_server(tmp_path: Path, former: str | None, *, is_copied: bool) -> None:
+    """The OID is that of a masked table, or the number is that of a masked column, of the former server."""
+    house = Warehouse(tmp_path, "delta", masks={"public.*.email": "null"})
+    if is_copied:
+        house.write_versions(T, [replace(version(15, 0, ID), snapshot=((1, "id"), (2, "email")))])
+    before = [] if is_copied else [(10, "person", "id=1 email=2")]
+    make = told_behind_gap(house, former, *before, (30, "t", "id=1 name=2"))
+    if former is None:
+        with pytest.raises(InvalidArgumentsError, match=r"column public\.t\.name was public\.\w+\.email"):
+            make(-1)
+    else:
+        assert make(-1)[-1].fills == ()
+
+
+@pytest.mark.parametrize("former", [None, "7"])
+@pytest.mark.parametrize("after", ["id=1 email=2", "id=1 email=2 a=3"])
+def test_masks_behind_a_gap_go_by_what_the_server_behind_it_has_said(tmp_path: Path, former: str | None, after: str) -> None:
+    """Also if its first description is that of the former server."""
+    house = Warehouse(tmp_path, "delta", masks={"public.*.email": "null"})
+    make = told_behind_gap(house, former, (10, "t", "id=1 email=2"), (30, "t", after), (40, "t", after.replace("email", "name")))
+    with pytest.raises(InvalidArgumentsError, match=r"column public\.t\.name was public\.t\.email"):
+        make(2)
 
 
 def test_a_table_that_is_created_anew_every_night_has_its_columns_once_in_memory(
