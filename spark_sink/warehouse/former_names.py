@@ -89,8 +89,10 @@ class FormerNames:
 
     def _seen_at(self, lsn: int) -> Seen | None:
         """Return the last look; None if it was at a server that is another one at ``lsn``. A look's LSN does not tell this."""
-        former = {each.former_system_id for each in self._passed(lsn)} - {self._house.source().system_id}
-        return None if self._seen is None or self._seen.system_id in former else self._seen
+        seen, former = self._seen, {each.former_system_id for each in self._passed(lsn)}
+        if seen is None or seen.system_id not in former or seen.system_id == self._house.source().system_id:
+            return seen
+        return None
 
     def _passed(self, lsn: int) -> list[gaps.TablesGap]:
         return [each for each in self._ends if each.start.lsn < lsn]
