@@ -152,13 +152,18 @@ def remake(spark: SparkSession, warehouse: Warehouse, table: Table, position: Po
         delta.end_clustering(spark, path, gone)
     if state is None:
         with delta.recording(spark, until):
-            delta.create(path, rows, replica_properties(warehouse, keys[-1], reduction.data_columns(rows.schema)))
+            delta.create(path, rows, _properties(warehouse, keys[-1], rows))
     elif state.lsn < until.lsn:
         with delta.recording(spark, until):
             delta.overwrite(path, rows, gone)
     else:
         # Without `recording`: Delta would skip a commit with a position that the table has already.
         delta.overwrite(path, rows, gone)
+
+
+def _properties(warehouse: Warehouse, key: Sequence[str], rows: DataFrame) -> dict[str, str]:
+    """Return the properties of a new replica with these rows."""
+    return replica_properties(warehouse, key, reduction.data_columns(existing_rows(rows).schema))
 
 
 def _appliable_lsn(versions: Sequence[Version], lsn: int) -> int:
@@ -271,7 +276,7 @@ def _write_anew(
             delta.overwrite(path, rows, gone)
         else:
             key = next(version.key for version in reversed(warehouse.versions(table)) if version.end_lsn <= until.lsn)
-            delta.create(path, rows, replica_properties(warehouse, key, reduction.data_columns(rows.schema)))
+            delta.create(path, rows, _properties(warehouse, key, rows))
 
 
 def _merge_piece(
