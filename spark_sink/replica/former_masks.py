@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["changed_kinds", "with_new_masks"]
 
 
-def with_new_masks(warehouse: Warehouse, table: Table, rows: DataFrame, former_lsn: int, key: Collection[str]) -> DataFrame:
+def with_new_masks(warehouse: Warehouse, table: Table, rows: DataFrame, copied_lsn: int, key: Collection[str]) -> DataFrame:
     """Return rows in a changelog's layout, of the time before a snapshot, without values that a changed mask hides.
 
-    The replica was at ``former_lsn``: if an earlier snapshot had the masks already, so have its rows. ``key`` names the key's
-    columns. With ``redact`` a value is ``***``. With ``hash`` it is NULL, as with ``null``: PostgreSQL's text of the value is not
-    known, and a value that is a hash already cannot be told from another one.
+    The snapshots up to ``copied_lsn`` are in these rows: if one of them had the masks already, so have the rows. ``key`` names the
+    key's columns. With ``redact`` a value is ``***``. With ``hash`` it is NULL, as with ``null``: PostgreSQL's text of the value is
+    not known, and a value that is a hash already cannot be told from another one.
     """
     names = data_columns(rows.schema)
-    kinds = changed_kinds(warehouse, table, {plain_name(name) for name in names}, former_lsn, set(map(plain_name, key)))
+    kinds = changed_kinds(warehouse, table, {plain_name(name) for name in names}, copied_lsn, set(map(plain_name, key)))
     if not kinds:
         return rows
     masked: dict[str, list[StructField]] = {}
@@ -66,10 +66,10 @@ def _is_there(field: StructField) -> Column:
 
 
 def changed_kinds(
-    warehouse: Warehouse, table: Table, columns: Collection[str], former_lsn: int, key: Collection[str]
+    warehouse: Warehouse, table: Table, columns: Collection[str], copied_lsn: int, key: Collection[str]
 ) -> Mapping[str, str]:
     """Return the columns, as PostgreSQL calls them, with a mask that rows of before may lack, and the mask."""
-    changes = [each for each in noted_masks(warehouse.root).get("changes", []) if _matters(warehouse, table, each, former_lsn)]
+    changes = [each for each in noted_masks(warehouse.root).get("changes", []) if _matters(warehouse, table, each, copied_lsn)]
     found: dict[str, str] = {}
     if not changes:
         return found
@@ -86,11 +86,11 @@ def changed_kinds(
     return found
 
 
-def _matters(warehouse: Warehouse, table: Table, change: Mapping[str, Any], former_lsn: int) -> bool:
-    """Tell whether a replica at this LSN may have rows of the table from before this change of the masks."""
+def _matters(warehouse: Warehouse, table: Table, change: Mapping[str, Any], copied_lsn: int) -> bool:
+    """Tell whether rows that have the snapshots up to this LSN may be from before this change of the masks."""
     tables: Iterable[Mapping[str, Any]] | None = change.get("tables")
     if tables is None:
         return True
     until = [int(LSN.parse(each["until"])) for each in tables if Table.from_json(each) == table]
-    copied = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= former_lsn]
+    copied = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= copied_lsn]
     return bool(until) and max(copied, default=0) <= max(until)

@@ -108,12 +108,11 @@ def replay_all(
     want: Wants | None = None,
 ) -> DataFrame:
     """Do the same as `replay`, and also return all deleted rows: those from before the last snapshot, too."""
-    is_snapshot = (F.col("_cdc_op") == "snapshot") & F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn)
-    lsn = changes.where(is_snapshot).agg(F.max("_cdc_end_lsn")).collect()[0][0]
+    lsn = _last_copy(warehouse, table, changes.where(F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn)))
     rows = replay(
         warehouse,
         table,
-        changes,
+        changes if lsn is None else changes.where(F.col("_cdc_end_lsn") >= lsn),  # `replay` does not see a copy without rows
         base if lsn is None else None,  # otherwise it begins with the snapshot
         after_lsn=after_lsn,
         until_lsn=until_lsn,
@@ -140,14 +139,13 @@ def with_former(
     changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
     snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added.
     """
+    found, copied_lsn = None, snapshot_lsn - 1  # a replica that was beyond this snapshot before it came lacks it all the same
     if former_lsn < snapshot_lsn - 1:
         try:
             found = replay_all(warehouse, table, changes, former, after_lsn=former_lsn, until_lsn=snapshot_lsn - 1)
         except WarehouseError as ex:
             _logger.warning("%s: rows that were deleted before the table was copied may be missing: %s", table, ex)
-            found = None
-    else:
-        found = None
+            copied_lsn = former_lsn
     if found is None:
         if former is None:
             return rows
@@ -157,7 +155,7 @@ def with_former(
         _logger.warning("%s: rows that were deleted before the table was copied are missing: it has lost its key", table)
         return rows
     piece = pieces[-1]
-    found = with_new_masks(warehouse, table, found, former_lsn, piece.key)
+    found = with_new_masks(warehouse, table, found, copied_lsn, piece.key)
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.
     newest = Window.partitionBy("_cdc_at").orderBy(F.desc("_cdc_commit_time"))
@@ -167,6 +165,14 @@ def with_former(
     there = rows.select(reduction.key_struct(rows, piece.columns).alias("_cdc_there"))
     found = found.join(there, F.col("_cdc_at") == F.col("_cdc_there"), "left_anti").drop("_cdc_at", "_cdc_number")
     return rows.unionByName(found).unionByName(keyless)
+
+
+def _last_copy(warehouse: Warehouse, table: Table, changes: DataFrame) -> int | None:
+    """Return the position of the last snapshot among these changes. That of an empty table is a TRUNCATE."""
+    copies = [version.end_lsn for version in warehouse.versions(table) if version.snapshot]
+    is_empty_copy = (F.col("_cdc_op") == "truncate") & F.col("_cdc_end_lsn").isin(copies)
+    lsn: int | None = changes.where((F.col("_cdc_op") == "snapshot") | is_empty_copy).agg(F.max("_cdc_end_lsn")).collect()[0][0]
+    return lsn
 
 
 def is_deleted() -> Column:

@@ -1,5 +1,6 @@
 """``--deletes soft``: deleted rows stay in the replica, with the time of their deletion."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.lsn import LSN
+from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
@@ -21,8 +22,8 @@ from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.staging.log import Position
 from spark_sink.verify.comparison import verify
-from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, KEY, TABLE, Source, add
+from spark_sink.warehouse.warehouse import Warehouse, masks_path
+from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, add_copy
 
 pytestmark = pytest.mark.spark
 
@@ -96,6 +97,91 @@ def test_random_changes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     places.remove_tree(house.replica(TABLE))  # and so does a replica that was lost
     merge.bring(spark, house, TABLE, Position(1, source.lsn))
     assert found_in(delta.read(spark, house.replica(TABLE))) == expected(source)
+
+
+class Masked:
+    """A table whose column ``blob`` gets the mask ``hash`` after its first changes."""
+
+    def __init__(self, spark: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spark, self.source, self.blob = spark, Source(random.Random(1)), "plain"
+        monkeypatch.setattr(self.source, "_blob", lambda: self.blob)
+        Warehouse(root, "delta", deletes="soft").open(EPOCH)
+        self.versions = [Version(0, 0, 7, KEY, KEY)]
+        said = {"masks": {"public.t.blob": "hash"}, "key": None, "changes": []}
+        masks_path(root).write_text(json.dumps({"version": 1, **said}))
+        self.house = Warehouse(root, "delta", deletes="soft")
+        self.house.write_versions(TABLE, self.versions)
+        for key in range(1, 5):
+            self.source.insert(key)
+        self.source.delete(1)
+        self.source.commit()
+        self.merge(0)
+        until = {**TABLE.to_json(), "until": format_lsn(self.source.lsn)}
+        said["changes"] = [{"until": f"1:{until['until']}", "masks": {}, "tables": [until]}]
+        masks_path(root).write_text(json.dumps({"version": 1, **said}))
+        self.blob = "hashed"
+        self.source.rows = {key: (*row[:3], self.blob, row[4]) for key, row in self.source.rows.items()}
+
+    def merge(self, start: int) -> None:
+        """Bring changes to changelog and replica."""
+        add(self.spark, self.house, self.source.changes, start, self.source.lsn)
+        merge.merge_changes(self.spark, self.house, TABLE, Position(1, self.source.lsn))
+
+    def add_version(self, lsn: int) -> None:
+        self.versions.append(Version(lsn, 0, 7, KEY, KEY, snapshot=tuple(enumerate(NAMES, 1))))
+        self.house.write_versions(TABLE, self.versions)
+
+    def land(self, lsn: int) -> None:
+        """Bring the copy at ``lsn`` to changelog and replica."""
+        self.add_version(lsn)
+        add_copy(self.spark, self.house, self.source.changes, lsn)
+        merge.remake(self.spark, self.house, TABLE, Position(1, lsn))
+
+    def rows(self) -> dict[int, str | None]:
+        return {row["id"]: row["blob"] for row in delta.read(self.spark, self.house.replica(TABLE)).collect()}
+
+    def rows_made_anew(self) -> dict[int, str | None]:
+        """Return the rows of a replica that was lost."""
+        places.remove_tree(self.house.replica(TABLE))
+        merge.bring(self.spark, self.house, TABLE, Position(1, self.source.lsn))
+        return self.rows()
+
+
+def test_a_copy_that_comes_late_masks_deleted_rows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream goes on while the table is copied, so the replica is beyond the copy. Rows with hashes keep them."""
+    table = Masked(spark, tmp_path, monkeypatch)
+    start, lsn = table.source.lsn, table.source.snapshot()
+    table.source.insert(5)
+    table.source.commit()
+    changes = table.source.changes
+    table.source.changes = [change for change in changes if change[5] != "snapshot"]
+    table.merge(start)
+    table.source.changes = changes
+    assert table.rows()[1] == "plain"
+    table.land(lsn)
+    hashed = dict.fromkeys(range(2, 6), "hashed")
+    assert table.rows() == {1: None, **hashed}
+
+    start = table.source.lsn
+    table.source.delete(2)
+    table.source.commit()
+    table.merge(start)
+    table.land(table.source.snapshot())
+    assert table.rows() == {1: None, **hashed}
+    assert table.rows_made_anew() == {1: None, **hashed}
+
+
+def test_a_copy_without_rows_masks_deleted_rows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Masked(spark, tmp_path, monkeypatch)
+    start = table.source.lsn
+    table.source.truncate()  # that is the copy of an empty table
+    table.source.commit()
+    table.add_version(table.source.changes[-1][7])
+    add(spark, table.house, table.source.changes, start, table.source.lsn)
+    merge.remake(spark, table.house, TABLE, Position(1, table.source.lsn))
+    gone = dict.fromkeys(range(1, 5))
+    assert table.rows() == gone
+    assert table.rows_made_anew() == gone
 
 
 NEW_TABLE = 'create table t (id int primary key, name text, _cdc_deleted_at text, "unit price" int)'

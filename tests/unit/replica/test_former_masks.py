@@ -19,11 +19,11 @@ NONE: dict[str, Any] = {"until": "1:0/100", "masks": {}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "former_lsn", "expected"),
+    ("changes", "copied_lsn", "expected"),
     [
         ([], 0x90, {}),
         ([{**NONE, "tables": [SAID]}], 0x90, {"id": "hash", "ssn": "null"}),
-        # The replica has had a copy since.
+        # The rows have had a copy since.
         ([{**NONE, "tables": [SAID]}], 0x300, {}),
         ([{**NONE, "tables": [{**SAID, "until": "0/200"}]}], 0x300, {"id": "hash", "ssn": "null"}),
         # The table had no rows then, or has had this mask before.
@@ -34,12 +34,12 @@ NONE: dict[str, Any] = {"until": "1:0/100", "masks": {}}
         ([NONE], 0x300, {"ssn": "null"}),
     ],
 )
-def test_the_masks_that_rows_may_lack(tmp_path: Path, changes: list[Any], former_lsn: int, expected: dict[str, str]) -> None:
+def test_the_masks_that_rows_may_lack(tmp_path: Path, changes: list[Any], copied_lsn: int, expected: dict[str, str]) -> None:
     house = Warehouse(tmp_path, "delta")
     (tmp_path / "_cdcpipe/tables").mkdir(parents=True)
     first = Version(0x10, 0, 16400, ("id",), ("id",))
     house.write_versions(PERSON, [first, replace(first, end_lsn=0x200, snapshot=((1, "id"),))])
     masks = {"public.person.ssn": "null", "public.*.id": "hash"}
     masks_path(tmp_path).write_text(json.dumps({"version": 1, "masks": masks, "key": None, "changes": changes}))
-    found = former_masks.changed_kinds(house, PERSON, {"id", "ssn", "note"}, former_lsn, {"id"})
+    found = former_masks.changed_kinds(house, PERSON, {"id", "ssn", "note"}, copied_lsn, {"id"})
     assert found == expected
