@@ -111,9 +111,13 @@ def _versions(house: Warehouse, table: Table) -> Sequence[Version]:
 
 
 def rows_at(spark: SparkSession, house: Warehouse, table: Table, lsn: int, changes: DataFrame) -> DataFrame | None:
-    """Return the rows of an LSN in the layout of the changelog ``changes``, from the stored history. None if it lacks them."""
+    """Return the rows of an LSN in the layout of the changelog ``changes``, from the stored history. None if it lacks them.
+
+    The changelog has all changes up to ``lsn``.
+    """
+    changelog_lsn = house.format.lsn(house.changelog(table)) or lsn  # read first: the history may go on
     found = stored_histories.facts(house, table)
-    if found is None or not found.has(lsn, house.versions(table)):
+    if found is None or not found.has(lsn, house.versions(table), changelog_lsn):
         return None
     return as_changes(_valid_at(delta.read(spark, house.history(table)), changes, lsn), changes.schema)
 

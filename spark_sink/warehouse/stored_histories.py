@@ -51,13 +51,16 @@ class HistoryFacts:
             return 0
         return min([self.lsn, *(copy - 1 for copy in copies_until(versions, self.lsn) - self.copies)])
 
-    def has(self, lsn: int, versions: Sequence[Version]) -> bool:
+    def has(self, lsn: int, versions: Sequence[Version], changelog_lsn: int) -> bool:
         """Tell whether the rows at an LSN are those of the versions that are valid there.
 
-        They are not if a later ALTER TABLE has put values into these versions.
+        The table's last change up to there is in the changelog at ``changelog_lsn`` or before. A history that is as far as it can
+        be also has the moments after that. The rows are not known if an ALTER TABLE has put values into versions of an earlier
+        moment, or has yet to put values into those of the history.
         """
-        is_filled = any(version.fills for version in versions if version.end_lsn > lsn)
-        return self.after_lsn < lsn <= self.known_lsn(versions) and not is_filled
+        known_lsn = self.known_lsn(versions)
+        is_filled = any(version.fills for version in versions if version.end_lsn > min(lsn, known_lsn))
+        return self.after_lsn < lsn and known_lsn >= min(lsn, wanted_lsn(versions, changelog_lsn, lsn)) and not is_filled
 
 
 def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:

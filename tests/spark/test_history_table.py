@@ -187,3 +187,5 @@ def test_a_purge_keeps_what_the_history_needs_and_the_history_keeps_what_is_curr
     made.append()
     made.bring()
     assert rows_at(made.source.lsn) == comparable(made.source.rows.values())
+    house.record(Position(1, made.reached + 1000))  # other tables have changed since
+    assert rows_at(made.reached + 1000) == comparable(made.source.rows.values())

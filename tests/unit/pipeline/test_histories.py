@@ -116,7 +116,7 @@ def test_a_history_that_was_set_back_is_named(
     assert message.endswith(f"; move {path} away: a new history begins with what the changelog has")
     found = stored_histories.facts(house, A)
     assert found is not None
-    assert (found.known_lsn(house.versions(A)), found.has(50, house.versions(A))) == (0, False)
+    assert (found.known_lsn(house.versions(A)), found.has(50, house.versions(A), 100)) == (0, False)
     assert delta_log.commits(path) == [0, 1, 2]  # the second round noted nothing more
     # The commit of RESTORE leaves the log some day: Delta removes it with a checkpoint that is a month younger.
     restore["commitInfo"]["operation"] = "OPTIMIZE"
