@@ -11,8 +11,9 @@ of the server. Neither side can wait for the other. So `verify` does this:
    If the replica had a transaction in step 1 that the snapshot does not see, because it became visible later, everything begins
    again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
 
-Because the replica's own rows are compared, `verify` also finds changes that another program made to them. With Parquet the replica
-is a view over the changelog, so the changelog is compared. Deleted rows that a replica keeps (``--deletes soft``) are left out.
+Because the replica's own rows are compared, `verify` also finds changes that another program made to them. A table without a
+replica is not compared. With Parquet the replica is a view over the changelog, so the changelog is compared. Deleted rows that a
+replica keeps (``--deletes soft``) are left out.
 
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
@@ -42,7 +43,16 @@ from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
 from spark_sink.verify.unknown_tables import unknown_tables
-from spark_sink.verify.visibility import POLL_S, VerifyError, Visibility, check_log, check_server, wait_for_log, wait_for_tables
+from spark_sink.verify.visibility import (
+    POLL_S,
+    VerifyError,
+    Visibility,
+    check_log,
+    check_server,
+    wait_for,
+    wait_for_log,
+    wait_for_tables,
+)
 from spark_sink.warehouse import dropped_tables, gaps, purged_changes
 from spark_sink.warehouse.mask_settings import check_key
 from spark_sink.warehouse.warehouse import Warehouse
@@ -93,7 +103,7 @@ class TableResult:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """A replica's version at the beginning, and its LSN. Without a log there is no replica to read, only the changelog."""
+    """A replica's version at the beginning, and its LSN. Without a log there is no replica to read."""
 
     log: TableLog | None = None
 
@@ -143,6 +153,8 @@ def verify(
             comparison = _Comparison(spark, house, chosen, server, max_keys)
             comparison.begin(place, deadline, tell)
             comparison.leave_out_partitions(are_named=bool(tables))
+            if comparison.gets_replica(place, deadline, tell):
+                continue  # its version has to be noted before a snapshot
             early = comparison.find_early()
             if early is None:
                 unknown = [] if tables else _unknown(house, server, tell)
@@ -232,6 +244,22 @@ class _Comparison:
     def _base(self, table: Table) -> _Base:
         return _Base(pin(self._house.replica(table)) if self._house.format.keeps_replicas else None)
 
+    def gets_replica(self, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> bool:
+        """Tell whether a replica was made that was not there at the beginning. Waits for one: that of a new table comes later."""
+        missing = [table for table in self._bases if table in self._there and self._lacks_replica(table)]
+        missing = [table for table in missing if self._house.has_changelog(table)]
+        missing = [table for table in missing if key_lost_at(self._house.versions(table), LAST_LSN) is None]
+        return bool(missing) and wait_for(
+            lambda: any(self._base(table).log is not None for table in missing),
+            f"the replica of {missing[0]}",
+            staging,
+            deadline,
+            tell,
+        )
+
+    def _lacks_replica(self, table: Table) -> bool:
+        return self._house.format.keeps_replicas and self._bases[table].log is None
+
     def find_early(self) -> Table | None:
         """Return a table whose replica had a transaction that the snapshot does not see."""
         recent_lsn = self._visibility.recent_lsn
@@ -292,8 +320,10 @@ class _Comparison:
             )
         columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
         request = {"key": key}
-        self._server.send({"buckets": _name(table), **request})
         self._renew(table)
+        if self._lacks_replica(table):
+            return TableResult(table, problem="it had no replica; start cdcpipe-spark run, which makes it")
+        self._server.send({"buckets": _name(table), **request})
         filled = {fill.column for each in versions for fill in each.fills}
         quick = self._quick_checksums(table, columns, key, filled)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}

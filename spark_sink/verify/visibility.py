@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.warehouse.warehouse import Source, Warehouse
 
-__all__ = ["POLL_S", "VerifyError", "Visibility", "check_log", "check_server", "check_taken", "wait_for_log", "wait_for_tables"]
+__all__ = [
+    "POLL_S",
+    "VerifyError",
+    "Visibility",
+    "check_log",
+    "check_server",
+    "check_taken",
+    "wait_for",
+    "wait_for_log",
+    "wait_for_tables",
+]
 
 POLL_S = 0.2
 _ABSENCE_S = 3.0
@@ -184,3 +194,17 @@ def wait_for_tables(house: Warehouse, staging: Path, deadline: float, tell: Call
             )
         tell(f"waiting for the tables to reach {end}, they are at {position}{'; no launcher runs' if is_absent else ''}", 0)
         time.sleep(POLL_S)
+
+
+def wait_for(is_there: Callable[[], bool], what: str, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> bool:
+    """Wait for something that a pipeline makes, and tell whether it is there. Without a launcher it does not wait for long."""
+    last_at = time.monotonic()
+    while not is_there():
+        now, is_absent = time.monotonic(), lock_owner(staging) is None
+        if not is_absent:
+            last_at = now
+        if now > deadline or now - last_at > _STALL_S:
+            return False
+        tell(f"waiting for {what}{'; no launcher runs' if is_absent else ''}", 0)
+        time.sleep(POLL_S)
+    return True
