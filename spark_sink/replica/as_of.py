@@ -47,6 +47,8 @@ from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from spark_sink.schema.table import Table
@@ -88,10 +90,16 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     keyed_versions(house, known)
     source = house.source()
     known_lsn = reached_lsn(house, source)
-    # Read the changes after the position is known, so that they reach it or go further.
+    # Read the changes after the position and the copies are known, so that they reach it or go further, and have the copies' rows.
+    copies = gaps.complete_copies(house, known)
     changes = changelogs_of(spark, house).read(known)
+
+    def last_lsn() -> int:
+        found = _last_lsn(spark, house, known, changes, at, source, known_lsn)
+        return _known_lsn(spark, house, known, at, found, copies) if isinstance(at, datetime) else found
+
     if not purged_changes.last_lsn(house, known):
-        until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
+        until_lsn = last_lsn()
         rows = rows_at(spark, house, known, until_lsn, changes)
     elif isinstance(at, LSN) and source.begin is not None and source.begin.lsn <= int(at) <= known_lsn:
         until_lsn = int(at)  # the changelog would not tell, the history does
@@ -99,12 +107,12 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     else:
         until_lsn, rows = 0, None
     if rows is None:
-        until_lsn = _last_lsn(spark, house, known, changes, at, source, known_lsn)
+        until_lsn = last_lsn()
         try:
             rows = replay(house, known, changes, until_lsn=until_lsn)
         except PurgedError as ex:
             raise InvalidArgumentsError(f"the rows of {table} are not known at {at}: {ex.message}", hint=ex.hint) from ex
-    gaps.check_known(house, known, until_lsn)
+    gaps.check_known(house, known, until_lsn, copies)
     check_key_kept(house, known, changes, until_lsn)
     _logger.info("%s: rows as of %s", table, format_lsn(until_lsn))
     return without_unneeded(rows, gone_columns(house.versions(known), until_lsn))
@@ -162,7 +170,7 @@ def _last_lsn(
         )
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
-    return _known_lsn(spark, house, table, at, last_lsn) if isinstance(at, datetime) else last_lsn
+    return last_lsn
 
 
 def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:
@@ -174,14 +182,14 @@ def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:
     return is_first and not any(each.gap.after_lsn < lsn for each in gaps.read(house))
 
 
-def _known_lsn(spark: SparkSession, house: Warehouse, table: Table, at: datetime, last_lsn: int) -> int:
+def _known_lsn(spark: SparkSession, house: Warehouse, table: Table, at: datetime, last_lsn: int, copies: Collection[int]) -> int:
     """Return ``last_lsn``, or the beginning of a gap before it, if ``at`` is certainly before that gap.
 
     A gap has no time. But if some table has a change from before the gap that committed later than ``at``, then so did the gap.
     Raises InvalidArgumentsError if the rows are not known.
     """
     try:
-        gaps.check_known(house, table, last_lsn)
+        gaps.check_known(house, table, last_lsn, copies)
     except InvalidArgumentsError:
         for lsn in sorted(each.gap.after_lsn for each in gaps.read(house) if each.gap.after_lsn < last_lsn):
             if _is_before(spark, house, at, lsn):

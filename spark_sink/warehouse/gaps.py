@@ -22,7 +22,7 @@ from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from spark_sink.schema.names import Names
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["TablesGap", "check_known", "is_copied_since", "names", "open_gap", "read", "record", "record_healed"]
+__all__ = ["TablesGap", "check_known", "complete_copies", "is_copied_since", "names", "open_gap", "read", "record", "record_healed"]
 
 
 _WRITING = threading.Lock()
@@ -122,17 +122,25 @@ def record_healed(house: Warehouse, lsn: int) -> None:
         _write(house, [replace(each, healed_lsn=lsn) if is_now else each for each, is_now in zip(found, healed, strict=True)])
 
 
+def complete_copies(house: Warehouse, table: Table) -> frozenset[int]:
+    """Return the LSNs of the table's complete snapshots."""
+    found = frozenset(version.end_lsn for version in house.versions(table) if version.snapshot)
+    # Read after the versions: a snapshot that begins in between is not among these.
+    return found - {position.lsn for each, position in landed_snapshots.unfinished(house) if each == table}
+
+
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
-    """Tell whether the table has a complete snapshot from ``lsn`` or later."""
-    if table in (unfinished for unfinished, _ in landed_snapshots.unfinished(house)):
+    """Tell whether the table has a complete snapshot from ``lsn`` or later, and no other one that is unfinished."""
+    if not any(version.snapshot and version.end_lsn >= lsn for version in house.versions(table)):
         return False
-    return any(version.snapshot and version.end_lsn >= lsn for version in house.versions(table))
+    return table not in (unfinished for unfinished, _ in landed_snapshots.unfinished(house))  # read last, as in `complete_copies`
 
 
-def check_known(house: Warehouse, table: Table, lsn: int) -> None:
-    """Raise InvalidArgumentsError if the table's rows at ``lsn`` are not known, because of a gap."""
-    unfinished = {position.lsn for each, position in landed_snapshots.unfinished(house) if each == table}
-    copies = [version.end_lsn for version in house.versions(table) if version.snapshot and version.end_lsn not in unfinished]
+def check_known(house: Warehouse, table: Table, lsn: int, copies: Collection[int]) -> None:
+    """Raise InvalidArgumentsError if the table's rows at ``lsn`` are not known, because of a gap.
+
+    ``copies`` are the table's complete snapshots (`complete_copies`) from before its changelog was read: the rows have these.
+    """
     for each in read(house):
         if each.gap.after_lsn < lsn and not any(each.start.lsn <= copy <= lsn for copy in copies):
             later = min((copy for copy in copies if copy >= each.start.lsn), default=None)

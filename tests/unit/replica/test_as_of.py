@@ -1,13 +1,22 @@
-"""Times and positions as users write them."""
+"""Times and positions as users write them, and rows that a copy has made known."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN
-from spark_sink.replica.as_of import parse_at
-from spark_sink.staging.log import Position
+from spark_sink.replica import as_of
+from spark_sink.replica.as_of import parse_at, read_as_of
+from spark_sink.schema.table import Table
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import gaps, landed_snapshots
+from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
 
 
 @pytest.mark.parametrize(
@@ -23,3 +32,37 @@ from spark_sink.staging.log import Position
 def test_moments(text: str, at: Any) -> None:
     assert parse_at(text) == at
     assert type(parse_at(text)) is type(at)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("at", [LSN(300), datetime(2026, 3, 1, tzinfo=UTC)], ids=["LSN", "time"])
+def test_a_copy_that_comes_after_the_changes_were_read_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: Any, is_late: bool
+) -> None:
+    """Behind a gap, rows are known since a copy, if it is among the changes that were read."""
+    table, epoch = Table("public", "fruit"), Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+    house = Warehouse(tmp_path, "delta")
+    house.open(epoch)
+    house.record(Position(2, 300))
+    gaps.record(house, [replace(epoch, number=2, start_lsn=200, gap=Gap(100, "the slot was gone", 0.0, 0.0))])
+    house.write_versions(table, [version(1, 0, ID), replace(version(250, 0, ID), snapshot=((1, "id"),))])
+    if is_late:
+        landed_snapshots.record_start(house, table, Position(2, 250), adds_rows=True)
+
+    class Changelogs:
+        def read(self, _: Table) -> str:
+            landed_snapshots.record_end(house, table)
+            return "changes"
+
+    monkeypatch.setattr(as_of, "changelogs_of", lambda *_: Changelogs())
+    monkeypatch.setattr(as_of, "_last_lsn", lambda *_: 300)
+    monkeypatch.setattr(as_of, "_is_before", lambda *_: False)
+    monkeypatch.setattr(as_of, "rows_at", lambda *_: "rows")
+    monkeypatch.setattr(as_of, "check_key_kept", lambda *_: None)
+    monkeypatch.setattr(as_of, "without_unneeded", lambda rows, _: rows)
+    spark: Any = None
+    if not is_late:
+        assert read_as_of(spark, tmp_path, "public.fruit", at) == "rows"
+        return
+    with pytest.raises(InvalidArgumentsError, match=r"the rows of public\.fruit at 0/12C are not known"):
+        read_as_of(spark, tmp_path, "public.fruit", at)

@@ -25,13 +25,35 @@ def test_after_a_gap_rows_are_known_since_a_copy_that_is_complete(tmp_path: Path
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=Gap(100, "the slot was gone", 0.0, 0.0))])
     house.write_versions(FRUIT, [version(1, 0, ID), replace(version(250, 0, ID), snapshot=((1, "id"),))])
     landed_snapshots.record_start(house, FRUIT, Position(2, 250), adds_rows=True)  # its rows may not be in the changelog yet
-    gaps.check_known(house, FRUIT, 100)
+
+    def check_known(lsn: int) -> None:
+        gaps.check_known(house, FRUIT, lsn, gaps.complete_copies(house, FRUIT))
+
+    check_known(100)
     with pytest.raises(InvalidArgumentsError, match=r"the rows of public\.fruit at 0/12C are not known"):
-        gaps.check_known(house, FRUIT, 300)
+        check_known(300)
     landed_snapshots.record_end(house, FRUIT)
-    gaps.check_known(house, FRUIT, 300)
+    check_known(300)
     with pytest.raises(InvalidArgumentsError, match="they are known again since its copy at 0/FA"):
-        gaps.check_known(house, FRUIT, 249)
+        check_known(249)
+
+
+def test_a_copy_that_begins_meanwhile_is_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    unfinished = landed_snapshots.unfinished
+
+    def begins_afterwards(asked: Warehouse) -> list[tuple[Table, Position]]:
+        found = unfinished(asked)
+        landed_snapshots.record_start(house, FRUIT, Position(2, 250), adds_rows=True)
+        house.write_versions(FRUIT, [version(1, 0, ID), replace(version(250, 0, ID), snapshot=((1, "id"),))])
+        return found
+
+    monkeypatch.setattr(landed_snapshots, "unfinished", begins_afterwards)
+    for ask in (gaps.complete_copies, lambda *_: gaps.is_copied_since(house, FRUIT, 200)):
+        landed_snapshots.record_end(house, FRUIT)
+        house.write_versions(FRUIT, [version(1, 0, ID)])
+        assert not ask(house, FRUIT)
 
 
 def test_a_gap_before_another_server_says_so(tmp_path: Path) -> None:
