@@ -138,7 +138,7 @@ class ServerError(CdcpipeError):
 
     The message contains ``NO_PUBLICATION`` if the server can't send a change because a publication did not exist when it was made,
     and ``UNSENDABLE`` if it can't send a change because of a value in it. Trying again does not help. It contains ``SHORTAGE`` if
-    the server lacks something that has nothing to do with the data, such as room on its disk. Trying again later helps.
+    the server lacks something that has nothing to do with the data, such as room on its disk. This may pass.
     """
 
     NO_PUBLICATION: ClassVar[str] = "the next change was made while no publication had this name"

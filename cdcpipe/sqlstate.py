@@ -79,7 +79,7 @@ SESSION_ENDED: Final = "57P"
 """The beginning of the SQLSTATEs with which a server ends a session: an administrator's order, a shutdown, a crash, a time-out."""
 
 SHORTAGES: Final = frozenset((INSUFFICIENT_RESOURCES, DISK_FULL, OUT_OF_MEMORY, IO_ERROR))
-"""What the server lacks for a while, whatever it has to do. No data are the cause, so the same command works later."""
+"""What the server lacks, whatever it has to do. This may pass without a change of the data: the same command may work later."""
 
 _OF_NAMES: Final = frozenset(("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42", "53", "54", "55", "57", "58", "72", "XX"))
 """The classes of errors whose messages name objects, options and limits, and no values."""

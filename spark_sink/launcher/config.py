@@ -45,7 +45,7 @@ class LauncherConfig:
     on_gap: Literal["stop", "resnapshot"] = "stop"
     """What to do if the slot lacks changes that the log does not have: end with GapError, or go on after the gap."""
     reconnect_s: float | None = None
-    """How long to look for the server after a lost connection; None for ever."""
+    """How long to look for the server after a lost connection, and to wait for one that lacks room or memory; None for ever."""
     accept_system_id: str | None = None
     """The system id that the server may have now in place of the log's: after pg_upgrade."""
     verbose: bool = False

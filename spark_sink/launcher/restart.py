@@ -4,7 +4,7 @@
 |---|---|
 | 3 PG_CLOSED (also when an administrator ended the connection) | start again, without limit |
 | 9 SLOT_IN_USE | start again, without limit; before the launcher has had the slot, only for a while: another program may keep it |
-| 5 PG_ERROR because the server lacks room, memory or the like (`is_shortage`) | start again, without limit |
+| 5 PG_ERROR as the server lacks something (`is_shortage`) | start again, for `reconnect_s` if that is set; at first as with 9 |
 | 5 PG_ERROR | start again; stop after the n-th equal error in a row at one end of the log (a row that the server cannot decode) |
 | 2 INIT_FAILED without a connection | stop at the start; after a lost connection start again, for `reconnect_s` if that is set |
 | 2 INIT_FAILED with `is_shortage` | the same |
@@ -15,7 +15,8 @@
 | all others | stop |
 
 After a stream that has brought changes, or has lasted a while, the pauses are short again. A `RetryPolicy` gives the pauses. It has
-no limit: a launcher waits for its server. Time and chance are arguments, so that the decisions depend on nothing else.
+no limit: a launcher waits for its server. What is waited for counts from its beginning, whatever exit codes it comes with. Time and
+chance are arguments, so that the decisions depend on nothing else.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _REFUSAL_S = 300.0
 """How long a server that can be reached may refuse the stream after a lost connection: a standby does, until it is promoted.
 
 A first start waits as long for a slot in use: a server takes a minute (wal_sender_timeout) to notice that a machine is gone.
+It waits no longer for a server that lacks something.
 """
 
 _PASSING = (ExitCode.PG_CLOSED, ExitCode.SLOT_IN_USE, ExitCode.SUCCESS)
@@ -77,7 +79,7 @@ class RestartPolicy:
         self.has_had_slot = False
         """Whether the launcher has had the slot since its start. The launcher sets this."""
         self._busy_at: float | None = None
-        """When the first of the last starts was that found the slot in use."""
+        """When a start first found the slot in use, or a server that lacks something. Other errors do not end this wait."""
         self._last_error: Failure | None = None
         self._same_errors = 0
 
@@ -95,12 +97,11 @@ class RestartPolicy:
         has_lasted = lasted_s >= _HEALTHY_S
         if failure.code == ExitCode.PG_CLOSED and has_lasted:
             self._failures = 0
-        if failure.code != ExitCode.SLOT_IN_USE or self.has_had_slot:
-            self._busy_at = None
-        elif self._busy_at is None:
-            self._busy_at = now
-        elif now - self._busy_at >= _REFUSAL_S:
-            return None
+        if not self.has_had_slot and (failure.code == ExitCode.SLOT_IN_USE or failure.is_shortage):
+            if self._busy_at is None:
+                self._busy_at = now
+            elif now - self._busy_at >= _REFUSAL_S:
+                return None
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0
@@ -118,7 +119,13 @@ class RestartPolicy:
                 return None
             if self._lost_at is None or has_lasted:
                 self._lost_at, self._refused_at = now, None
-        elif failure.is_shortage or failure.code in _PASSING or failure.code < 0:
+        elif failure.is_shortage:
+            # A stream may fill the disk for minutes until it fails, and the server then removes what it has written.
+            if self._lost_at is None or lasted_s >= max(_HEALTHY_S, self._reconnect_s or 0.0):
+                self._lost_at, self._refused_at = now, None
+            elif self._gives_up(failure, self._lost_at, now):
+                return None
+        elif failure.code in _PASSING or failure.code < 0:
             self._lost_at, self._refused_at = now, None
         else:
             return None

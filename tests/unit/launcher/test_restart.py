@@ -28,7 +28,8 @@ def test_a_first_start_waits_for_its_slot_for_five_minutes():
     """Another program may keep it: a run of cron with --available-now would wait, and block the next ones, for ever."""
     busy = (9, 0, "in use")
     assert delays([busy] * 400).index(None) == 300
-    assert delays([busy] * 200 + [(3, 0, "")] + [busy] * 200)[-1] == 10.0
+    away = (2, 0, UnreachableError.BEGINNING)
+    assert delays([busy, (3, 0, ""), away, busy] * 400).index(None) == 300  # other failures do not end this wait
     error = final_error(Failure(9, "the slot is in use", "stop that consumer, or wait for it: --poll-mode, --standby"), 0)
     assert (error.exit_code, error.hint) == (9, "stop that consumer")
 
@@ -61,10 +62,24 @@ def test_the_same_error_at_the_same_place_is_poison():
 def test_what_the_server_lacks_is_no_poison():
     """The disk of the server is full: nothing is wrong with the transaction, and it comes when there is room again."""
     full = f"{ServerError.SHORTAGE}could not write to data file for XID 743: No space left on device (53100)"
-    assert delays([(5, 1, full)] * 500)[-1] == 10.0
-    assert delays([(5, 1, full)] + [(2, 1, f"the stream could not be started: {full}")] * 500)[-1] == 10.0
+    unstarted = (2, 1, f"the stream could not be started: {full}")
+    assert delays([(5, 1, full)] * 500, has_had_slot=True)[-1] == 10.0
+    assert delays([(5, 1, full)] + [unstarted] * 500, has_had_slot=True)[-1] == 10.0
     assert delays([(5, 1, "x")] * 4 + [(5, 1, full), (5, 1, "x")])[-1] is None
     assert delays([(2, 1, full)]) == [None]  # at the start nothing runs yet that would go on
+
+
+def test_what_the_server_lacks_is_waited_for_as_long_as_for_a_server():
+    """It counts from its beginning, whatever exit code it comes with: a full disk may stay full."""
+    full = f"{ServerError.SHORTAGE}No space left on device (53100)"
+    short, unstarted = (5, 1, full), (2, 1, f"the stream could not be started: {full}")
+    assert delays([short] * 100, reconnect_s=50, has_had_slot=True).index(None) == 50
+    assert delays([short, unstarted] * 100, reconnect_s=50, has_had_slot=True).index(None) == 50
+    assert delays([short] * 100, reconnect_s=300, step_s=30.0, has_had_slot=True).index(None) == 10  # each stream fills the disk
+    assert None not in delays([short] * 100, reconnect_s=50, step_s=86_400.0, has_had_slot=True)  # one of each day is no state
+    assert None not in delays([(5, n, full) for n in range(100)], reconnect_s=50, has_had_slot=True)
+    assert delays([short] * 400).index(None) == 300  # a first start
+    assert delays([(9, 1, "in use"), unstarted] * 400).index(None) == 300
 
 
 def test_the_way_past_a_transaction_names_only_options_that_run_has():
