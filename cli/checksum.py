@@ -15,8 +15,8 @@ Without tables, it asks which server answers.
      "missing": [[SCHEMA, NAME], ...]}                                  # the tables of the request that do not exist
 
     {"published": [NAME, ...]}                                          # the tables of these publications, as of the snapshot
-    [{"schema", "name", "relation_id", "primary_key": [COLUMN, ...], "replica_identity", "identity": [COLUMN, ...],
-      "columns": [NAME, ...]}, ...]
+    [{"schema", "name", "relation_id", "primary_key": [COLUMN, ...], "replica_identity",
+      "unpublished_key": [COLUMN, ...], "columns": [NAME, ...]}, ...]
 
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
     {BUCKET: [ROWS, SUM], ...}
@@ -168,7 +168,7 @@ class _Server:
                 "relation_id": table.relation_id,
                 "primary_key": list(table.primary_key),
                 "replica_identity": table.replica_identity,
-                "identity": list(table.identity),
+                "unpublished_key": list(table.unpublished_key),
                 "columns": [column.name for column in table.columns],
             }
             for table in self._checksums.published_tables(publications)

@@ -167,6 +167,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "primary_key": list(table.primary_key),
                 "has_deferrable_key": table.has_deferrable_key,
                 "identity": list(table.identity),
+                "unpublished_key": list(table.unpublished_key),
                 "refused": list(table.refused),
                 "columns": [asdict(column) for column in table.columns],
                 **({} if found.parts is None else _parts(found.parts.get(table.relation_id))),

@@ -182,8 +182,7 @@ def keys(facts: Facts) -> Iterator[Verdict]:
         if why is None or table.published.refused:
             continue
         found = True
-        key = table.published.identity or table.published.primary_key
-        unpublished = set(key) - {column.name for column in table.published.columns}
+        unpublished = set(table.published.unpublished_key)
         is_generated = any(unpublished.intersection(each.generated) for each in table.partitions)
         columns = ", ".join(quote_identifier(name) for name in table.published.primary_key) or "…"
         fix = f"ALTER TABLE {_sql(table)} ADD PRIMARY KEY ({columns})"
@@ -202,22 +201,19 @@ def keys(facts: Facts) -> Iterator[Verdict]:
 
 def _keyless(table: Table) -> str | None:
     found = table.published
-    names = {column.name for column in found.columns}
-    if found.replica_identity == "i":
-        missing = [name for name in found.identity if name not in names]
-        return f"the replica identity's {listed(missing)} is not published" if missing else None
-    if found.has_deferrable_key:
+    is_index = found.replica_identity == "i"
+    if found.has_deferrable_key and not is_index:
         return "its primary key is deferrable, so two rows may share it amid a transaction"
-    if not found.primary_key:
+    if not found.primary_key and not is_index:
         return "it has no primary key"
-    missing = [name for name in found.primary_key if name not in names]
-    return f"the primary key's {listed(missing)} is not published" if missing else None
+    what = "replica identity" if is_index else "primary key"
+    return f"the {what}'s {listed(found.unpublished_key)} is not published" if found.unpublished_key else None
 
 
 def partitions(facts: Facts) -> Iterator[Verdict]:
     """Judge the partitions of a table published via its root: whether their replica identities match the table's."""
     for table in facts.tables:
-        if not _is_root(table) or table.published.refused or table.identity is None:
+        if not _is_root(table) or table.published.refused or table.identity is None or not _has_old_rows(facts, table):
             continue
         # The stream describes the table's identity, but of an old row it has what the partition's identity says.
         key = table.identity or table.published.primary_key
@@ -243,10 +239,23 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
                 )
 
 
+def _need_identity(facts: Facts) -> bool:
+    """Tell whether a publication has UPDATE or DELETE; one that -c makes has."""
+    published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
+    return bool(published.intersection(_NEED_IDENTITY))
+
+
+def _has_old_rows(facts: Facts, table: Table) -> bool:
+    """Tell whether UPDATE or DELETE is published of a table on which the server refuses none.
+
+    On a partition without an identity it would. So such a partition shows that a publication has the table's INSERT alone.
+    """
+    return _need_identity(facts) and all(each.identity is not None for each in table.partitions)
+
+
 def generated(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the server refuses UPDATE and DELETE because of generated columns that are not published (since 18)."""
-    published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
-    if facts.server.version < GENERATED_COLUMNS_SINCE or not published.intersection(_NEED_IDENTITY):
+    if facts.server.version < GENERATED_COLUMNS_SINCE or not _need_identity(facts):
         return
     for table in facts.tables:
         names = {column.name for column in table.published.columns}

@@ -86,6 +86,15 @@ class PublishedTable:
     refused: tuple[str, ...]
     columns: tuple[TableColumn, ...]
 
+    @property
+    def unpublished_key(self) -> tuple[str, ...]:
+        """The columns of the key that are not published: of the replica identity, otherwise of the primary key.
+
+        If there are any, the others do not tell rows apart, and the table counts as one without a key.
+        """
+        published = {column.name for column in self.columns}
+        return tuple(name for name in self.identity or self.primary_key if name not in published)
+
 
 class TypeWithoutBinary(NamedTuple):
     """A column whose type has a binary form, but contains a type that has none."""

@@ -24,13 +24,7 @@ def table_name(table: Mapping[str, Any]) -> str:
 def has_key(table: Mapping[str, Any]) -> bool:
     """Tell whether the stream says what identifies the rows of a table that ``cdcpipe prepare`` or ``checksum`` describes."""
     # With REPLICA IDENTITY USING INDEX the index's columns do.
-    return (bool(table["primary_key"]) or table["replica_identity"] == "i") and not _is_key_partial(table)
-
-
-def _is_key_partial(table: Mapping[str, Any]) -> bool:
-    """Tell whether a column of the key is not published."""
-    published = {each if isinstance(each, str) else each["name"] for each in table["columns"]}
-    return not published.issuperset(table.get("identity") or table["primary_key"])
+    return (bool(table["primary_key"]) or table["replica_identity"] == "i") and not table.get("unpublished_key")
 
 
 def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] = ()) -> list[str]:
@@ -43,7 +37,7 @@ def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] =
         name, refused = table_name(table), tuple(table["refused"])
         is_keyed = has_key(table) or name in keyed
         if refused or not is_keyed:
-            kind = is_keyed, bool(table["has_deferrable_key"]), _is_key_partial(table), refused
+            kind = is_keyed, bool(table["has_deferrable_key"]), bool(table.get("unpublished_key")), refused
             groups.setdefault(kind, []).append(name)
     return [
         _refused_text(names, refused)

@@ -138,6 +138,20 @@ def test_keys(given: Table, expected: str) -> None:
     judge(table_checks.keys, facts(tables=(given,)), expected)
 
 
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ({}, ()),
+        ({"identity": ("g", "id")}, ("g",)),
+        ({"replica_identity": "f", "identity": (), "primary_key": ("g", "id")}, ("g",)),
+        ({"replica_identity": "i", "identity": ("v",), "primary_key": ("g", "id")}, ()),
+        ({"primary_key": (), "identity": ()}, ()),
+    ],
+)
+def test_columns_of_the_key_that_are_not_published(published: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert table(published=published).published.unpublished_key == expected
+
+
 def test_a_key_with_a_generated_column() -> None:
     leaf = Partition("public", "t", "d", ("id", "g"), ("g",))
     tables = (table(published={"primary_key": ("id", "g"), "identity": ("id", "g")}, partitions=(leaf,)),)
@@ -156,6 +170,18 @@ def test_partitions() -> None:
     judge(table_checks.partitions, root(same, full))
     expected = 'error partition public.c identifies rows by v, and the table by id … ALTER TABLE "public"."c" REPLICA IDENTITY FULL'
     judge(table_checks.partitions, root(same, other), expected)
+
+
+def test_partitions_of_which_no_old_rows_are_published() -> None:
+    """The server refuses nothing, and sends only new rows: it is no matter what identifies old ones."""
+    inserts = (replace(PUBLICATION, operations=frozenset({"insert"})),)
+    nothing, other = Partition("public", "a", "n", None), Partition("public", "b", "i", ("v",))
+    for kind, identity in (("f", ()), ("d", ("id",))):
+        given = table(published={"replica_identity": kind}, identity=identity, partitions=(other, nothing))
+        judge(table_checks.partitions, facts(tables=(given,), publications=inserts))
+        judge(table_checks.partitions, facts(tables=(given,), publications=(*inserts, PUBLICATION)))  # which has other tables
+        given = replace(given, partitions=(other,))
+        judge(table_checks.partitions, facts(tables=(given,), publications=inserts))
 
 
 def test_partitions_do_not_inherit_replica_identity_full() -> None:
