@@ -8,12 +8,18 @@ Each table is named once, with all that the missing key means and what the user 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 __all__ = ["has_key", "keyless_text", "table_name", "warnings_of"]
+
+
+_PUBLISHED: Final = (
+    "publish all columns of the key, or let REPLICA IDENTITY USING INDEX name a unique index on published columns"
+    " (before PostgreSQL 18 no publication has a generated column)"
+)
 
 
 def table_name(table: Mapping[str, Any]) -> str:
@@ -61,7 +67,7 @@ def keyless_text(
     if is_partial:
         which = "with a key of which a column is not published"
     also = f", and the server refuses {_listed(refused)} on them" if refused else ""
-    how = "publish all columns of the key" if is_partial else f"give each {remedy}"
+    how = _PUBLISHED if is_partial else f"give each {remedy}"
     return (
         f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
         f"for a replica {how}; run --heal then copies it, or cdcpipe-spark snapshot --table"
