@@ -126,13 +126,9 @@ def row_security(facts: Facts) -> Iterator[Verdict]:
 def _each(
     facts: Facts, found: Sequence[Table], message: str, why: str, fix: Callable[[Table], str], otherwise: str
 ) -> Iterator[Verdict]:
-    """Yield a verdict for each table: an error if the table will be copied, otherwise a warning.
-
-    With ``-c``, tables are copied only if the slot is new.
-    """
-    is_copied = facts.asked.copy and not (facts.asked.create and facts.slot)
+    """Yield a verdict for each table: an error if the table will be copied, otherwise a warning."""
     for table in found:
-        yield (error if is_copied else warning)(message, why, fix(table), subject=table.name)
+        yield (error if facts.asked.copy else warning)(message, why, fix(table), subject=table.name)
     if facts.tables and not found:
         yield ok(otherwise)
 

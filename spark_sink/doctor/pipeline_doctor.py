@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.doctor.findings import Finding, Verdict, error, ok
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.publishing import NewPublication
 from spark_sink.client.doctor import ask_doctor
 from spark_sink.client.process import COMMAND
 from spark_sink.doctor import belonging, directories, machine, stores, workers
 from spark_sink.files.places import is_local
 from spark_sink.spark import session
+from spark_sink.warehouse import initial_copy
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,10 +77,14 @@ class Plan:
     conf: Mapping[str, str] = field(default_factory=dict)
     staging_shared: bool = True
 
-    @property
     def copies_tables(self) -> bool:
-        """Whether the run copies the tables' rows, if the warehouse and the slot are new."""
-        return self.warehouse is not None and (self.snapshot == "initial" or (self.create_slot and self.snapshot is None))
+        """Tell whether the run begins with a copy of the tables' rows. A warehouse that cannot be read counts as a new one."""
+        if self.warehouse is None:
+            return False
+        try:
+            return initial_copy.is_due(Warehouse(self.warehouse, self.format), self.snapshot, creates_slot=self.create_slot)
+        except (CdcpipeError, OSError):  # other checks say so
+            return self.snapshot == "initial" or (self.create_slot and self.snapshot is None)
 
 
 def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
@@ -98,7 +105,7 @@ def examine_server(
     arguments = [*plan.connection, "-S", plan.slot, *(["--quick"] if quick else [])]
     arguments += [word for name in plan.publications for word in ("--publication", name)]
     arguments += plan.new_publication.arguments
-    arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables else [])]
+    arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables() else [])]
     found = ask_doctor(arguments, command=command, is_stopping=is_stopping)
     return found.findings, found.server or {}
 
@@ -112,8 +119,8 @@ def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool
         findings += _named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
     findings += _directory("staging", plan.staging, 0, server.get("wal_bytes_per_second"))
     if plan.warehouse is not None and is_local(plan.warehouse):
-        is_new = plan.snapshot == "initial" or not server.get("slot_exists")
-        needed = server.get("table_bytes", 0) if plan.copies_tables and is_new else 0
+        needed = server.get("table_bytes", 0)
+        needed = needed if needed and plan.copies_tables() else 0
         findings += _directory("warehouse", plan.warehouse, needed, None)
     elif plan.warehouse is not None:
         store = stores.probe(plan.warehouse)

@@ -15,10 +15,10 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY
 from spark_sink.schema.types import DELETED_AT, replica_schema
-from spark_sink.snapshot import initial
 from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -89,7 +89,7 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
     """
     if removed is None:
         return start
-    if not initial.is_begun(house):
+    if not is_begun(house):
         raise WarehouseError(
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",

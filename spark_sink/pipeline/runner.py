@@ -42,7 +42,7 @@ from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.healer import Healer
-from spark_sink.snapshot.initial import InitialSnapshot, is_begun
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
@@ -51,6 +51,7 @@ from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_kept, check_new
 

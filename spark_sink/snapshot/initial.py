@@ -34,37 +34,22 @@ from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.gaps import is_copied_since
+from spark_sink.warehouse.initial_copy import path_in
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
 
-__all__ = ["InitialSnapshot", "is_begun", "is_unfinished"]
+__all__ = ["InitialSnapshot"]
 
 _logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """The version of snapshot.json."""
-
-
-def _path(warehouse: Warehouse) -> Path:
-    return warehouse.root / "_cdcpipe/snapshot.json"
-
-
-def is_begun(warehouse: Warehouse) -> bool:
-    """Tell whether there was an initial snapshot, even an unfinished one."""
-    return read_json(_path(warehouse)) is not None
-
-
-def is_unfinished(warehouse: Warehouse) -> bool:
-    """Tell whether an initial snapshot was begun and is not complete."""
-    found = read_json(_path(warehouse))
-    return found is not None and not found["is_complete"]
 
 
 class InitialSnapshot(Snapshot):
@@ -91,14 +76,14 @@ class InitialSnapshot(Snapshot):
 
         Returns early once ``is_stopping`` is True; there is nothing to copy then.
         """
-        found = read_json(_path(self.warehouse))
+        found = read_json(path_in(self.warehouse))
         if found is not None and found.get("version") != FORMAT:
             raise WarehouseError(
-                f"{_path(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}", hint=NEWER
+                f"{path_in(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}", hint=NEWER
             )
         if found is not None and found.get("slot") != self.config.slot:
             raise WarehouseError(
-                f"{_path(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"
+                f"{path_in(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"
             )
         is_unfinished = found is not None and not found["is_complete"]
         if self._mode == "never":
@@ -120,7 +105,7 @@ class InitialSnapshot(Snapshot):
                 return
             except CdcpipeError as ex:
                 if found is None and self._is_without_slot(ex, is_stopping):
-                    _path(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
+                    path_in(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
                 raise
             self.is_needed = True
 
@@ -209,6 +194,6 @@ class InitialSnapshot(Snapshot):
             published_tables.write(self.warehouse, replace(seen, tables=known))
 
     def _note(self, *, is_complete: bool) -> None:
-        path = _path(self.warehouse)
+        path = path_in(self.warehouse)
         make_directory(path.parent)
         write_json(path, {"version": FORMAT, "slot": self.config.slot, "is_complete": is_complete})

@@ -20,7 +20,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import name_of
-from spark_sink.snapshot.initial import is_unfinished
+from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:

@@ -28,10 +28,11 @@ from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import chunk
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
-from spark_sink.snapshot.initial import InitialSnapshot, is_begun
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import Warehouse
 from support.logical_stream import peek_records
 from support.segments import encode

@@ -14,7 +14,7 @@ from cdcpipe.doctor.findings import Finding, Level, report
 from cdcpipe.errors import InitError
 from spark_sink.doctor import directories
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
-from spark_sink.doctor.pipeline_doctor import Plan, examine_server
+from spark_sink.doctor.pipeline_doctor import Plan, examine_machine, examine_server
 from support.waiting import until
 
 FOUND = [
@@ -105,7 +105,39 @@ def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogC
     ],
 )
 def test_the_server_is_asked_about_a_start_that_copies(tmp_path: Path, options: dict[str, Any], asked: str) -> None:
+    assert words(replace(plan(tmp_path), **options)) == asked
+
+
+def words(asked: Plan) -> str:
+    """Return the options that `cdcpipe doctor` gets."""
     answer = f'{json.dumps(report([]))[:-1]}, "server": '
-    says = cdcpipe(f"import json; print({answer!r}, json.dumps({{'words': sys.argv[sys.argv.index('p') + 1:]}}), '}}')")
-    _, server = examine_server(replace(plan(tmp_path), **options), command=says)
-    assert server["words"] == [*asked.split(), "--json"]
+    says = cdcpipe(f"import json; print({answer!r}, json.dumps({{'words': sys.argv[sys.argv.index('p') + 1:-1]}}), '}}')")
+    _, server = examine_server(asked, command=says)
+    return " ".join(server["words"])
+
+
+@pytest.mark.parametrize(
+    ("files", "is_copied"),
+    [
+        ([], {"initial": True, "-c": True, "never": False}),
+        (["warehouse"], {"initial": True, "-c": False, "never": False}),
+        (["warehouse", "complete"], {"initial": False, "-c": False, "never": False}),
+        (["warehouse", "unfinished"], {"initial": True, "-c": True, "never": False, "": True}),
+        (["unfinished"], {"initial": True, "-c": True, "never": False}),
+        (["damaged"], {"initial": True, "-c": True, "never": False}),
+    ],
+)
+def test_a_warehouse_that_has_its_copies_gets_none(tmp_path: Path, files: list[str], is_copied: dict[str, bool]) -> None:
+    """The options stay in the command of a service. A new warehouse gets a copy, also if the slot exists."""
+    place = tmp_path / "warehouse/_cdcpipe"
+    place.mkdir(parents=True)
+    texts = {"warehouse": ("warehouse", "{}"), "damaged": ("snapshot", "{")}
+    for file in files:
+        name, text = texts.get(file, ("snapshot", json.dumps({"is_complete": file == "complete"})))
+        (place / f"{name}.json").write_text(text)
+    server = {"slot_exists": True, "table_bytes": 1 << 60}
+    for mode, expected in is_copied.items():
+        asked = plan(tmp_path, create_slot=mode == "-c", snapshot=mode if mode in ("initial", "never") else None)
+        assert ("--copy" in words(asked)) == expected, mode
+        found = [each for each in examine_machine(asked, server, starts_spark=False) if each.check == "warehouse.space"]
+        assert ("are copied" in found[0].line) == expected, mode

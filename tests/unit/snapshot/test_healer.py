@@ -19,11 +19,12 @@ from spark_sink.snapshot import healer as module
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import SnapshotProgress
 from spark_sink.snapshot.healer import Healer
-from spark_sink.snapshot.initial import InitialSnapshot, is_unfinished
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.delta_log import commit

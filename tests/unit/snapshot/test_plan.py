@@ -17,9 +17,10 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot import chunk, table
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask
-from spark_sink.snapshot.initial import InitialSnapshot, is_begun
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, TablePlan
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import Warehouse
 
 

@@ -17,7 +17,7 @@ from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
-from spark_sink.snapshot.initial import InitialSnapshot, is_unfinished
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
 from spark_sink.snapshot.publication import (
     ATTACHED,
@@ -38,6 +38,7 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
+from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError

@@ -1,0 +1,45 @@
+"""What a warehouse records of its initial snapshot, in ``_cdcpipe/snapshot.json``: begun, or complete. No Spark.
+
+snapshot/initial.py writes the file, and says when.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_sink.files.places import read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["is_begun", "is_due", "is_unfinished", "path_in"]
+
+
+def path_in(warehouse: Warehouse) -> Path:
+    """Return the path of the file."""
+    return warehouse.root / "_cdcpipe/snapshot.json"
+
+
+def is_begun(warehouse: Warehouse) -> bool:
+    """Tell whether there was an initial snapshot, even an unfinished one."""
+    return read_json(path_in(warehouse)) is not None
+
+
+def is_unfinished(warehouse: Warehouse) -> bool:
+    """Tell whether an initial snapshot was begun and is not complete."""
+    found = read_json(path_in(warehouse))
+    return found is not None and not found["is_complete"]
+
+
+def is_due(warehouse: Warehouse, mode: str | None, *, creates_slot: bool) -> bool:
+    """Tell whether the next run begins an initial snapshot, or goes on with one. ``mode`` is that of ``run --snapshot``.
+
+    A complete one is not taken again, whatever the mode is. With ``-c`` a new warehouse begins with one, also if the slot exists.
+    """
+    if mode == "never":
+        return False
+    if is_begun(warehouse):
+        return is_unfinished(warehouse)
+    return mode == "initial" or (creates_slot and not warehouse.exists)
