@@ -4,16 +4,22 @@
         ...
 
 A thread of its own answers each scrape. It calls ``collect``, which reads what the program counts anyway: between scrapes, metrics
-cost nothing. Whoever can reach the address can read the names of tables, and no values of rows.
+cost nothing. Whoever can reach the address can read the names of tables, and no values of rows. A client that stays silent is left
+after a while. What goes wrong in a scrape is in the log, and nowhere else on stderr.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
+import time
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cdcpipe.error_texts import shown, unexpected
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.logs import Told
 from cdcpipe.measures import PIPELINE, Histogram, Metric, Reading
 from cdcpipe.version import own_version
 
@@ -26,6 +32,9 @@ __all__ = ["Address", "parse_address", "pipeline", "serving"]
 _logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+
+_SILENCE_S: Final = 10.0
+"""How long a client may send and take nothing, before its connection is closed."""
 
 
 class Address(NamedTuple):
@@ -70,11 +79,16 @@ def _serving(address: Address, collect: Callable[[], Iterable[Reading]]) -> Iter
     registry = CollectorRegistry()
     registry.register(_Collector(collect))
     ProcessCollector(registry=registry)
+    server: Any
     try:
         server, thread = start_http_server(address.port, address.host, registry)
     except OSError as ex:
         hint = "another program listens there, or the host is not one of this machine; give another [HOST:]PORT"
         raise InvalidArgumentsError(f"--metrics {address}: {ex.strerror or ex}", hint=hint) from ex
+    # wsgiref has no deadline, and prints stacks with the texts of exceptions. What its handler would print is in the log already.
+    ours = {"timeout": _SILENCE_S, "get_stderr": lambda _handler: io.StringIO()}
+    server.RequestHandlerClass = type("_Handler", (server.RequestHandlerClass,), ours)
+    server.handle_error = _tell_of_request
     _logger.info("metrics are at http://%s/metrics", address)
     try:
         yield
@@ -84,18 +98,37 @@ def _serving(address: Address, collect: Callable[[], Iterable[Reading]]) -> Iter
         thread.join()
 
 
+def _tell_of_request(_request: object, _client: object) -> None:
+    """Log why a request got no answer. A client that goes away or stays silent is nothing to warn of."""
+    ex = sys.exception()
+    if isinstance(ex, OSError):
+        _logger.info("a scrape got no answer: %s", shown(ex))
+    elif ex is not None:
+        _logger.warning("a scrape got no answer: %s", unexpected(ex))
+
+
 class _Collector:
     """What prometheus-client asks at each scrape."""
 
     def __init__(self, collect: Callable[[], Iterable[Reading]]) -> None:
         self._collect = collect
+        self._told = Told()
 
     def describe(self) -> list[Any]:
         """Return nothing, so that registering asks for no values."""
         return []
 
     def collect(self) -> Iterable[Any]:
-        """Return the families of metrics, as prometheus-client has them."""
+        """Return the families of metrics, as prometheus-client has them. Logs an error, and raises it: the answer is then 500."""
+        try:
+            return self._families()
+        except Exception as ex:
+            if self._told.is_news(words := unexpected(ex), time.monotonic()):
+                _logger.error("the metrics can't be read: %s", words)
+                _logger.info("the metrics", exc_info=True)
+            raise
+
+    def _families(self) -> Iterable[Any]:
         families: dict[Metric, Any] = {}
         for metric, labels, value in self._collect():
             if metric not in families:

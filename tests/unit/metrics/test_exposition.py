@@ -1,16 +1,22 @@
 """Metrics over HTTP: what a scrape gets, where they listen, and when they end."""
 
 import http.client
+import json
+import logging
+import re
 import socket
+import struct
 import sys
 import threading
 
 import pytest
 
+from cdcpipe import exposition, logs
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.exposition import Address, parse_address, serving
 from cdcpipe.measures import Histogram, Metric
 from support.blocked_imports import import_without
+from support.logging_state import logging_as_before
 from support.metrics import free_port, scrape, value
 
 GAUGE = Metric("cdcpipe_a_bytes", "gauge", 'Of "a" \\ and b.', ("table",))
@@ -79,6 +85,61 @@ def test_only_one_path_answers_to_get() -> None:
         connection.request("POST", "/metrics", b"x")
         assert connection.getresponse().status == 405
         connection.close()
+
+
+def _connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def test_a_silent_client_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would keep a thread and a descriptor for ever."""
+    monkeypatch.setattr(exposition, "_SILENCE_S", 0.1)
+    port = free_port()
+    with serving(Address("127.0.0.1", port), lambda: [COUNTER.reading(1)]), _connect(port) as silent, _connect(port) as stopped:
+        stopped.sendall(b"GET /metr")
+        assert (silent.recv(1), stopped.recv(1)) == (b"", b"")
+        assert scrape(port)
+    assert capsys.readouterr().err == ""
+
+
+def _json_lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_lost_client_is_a_line_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    with logging_as_before():
+        logs.use("json")
+        logs.to_stderr(logging.INFO, "%(message)s")
+        with serving(Address("127.0.0.1", port), lambda: [COUNTER.reading(1)]):
+            client = _connect(port)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
+            client.sendall(b"GET /metr")
+            client.close()
+            said: list[dict[str, str]] = []
+            while len(said) < 2:
+                said += _json_lines(capsys)
+    assert said[1]["message"] == "a scrape got no answer: ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert said[1]["level"] == "info"
+
+
+def test_metrics_that_cannot_be_read_are_an_error_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no text of the exception, and comes once a minute. The scrape fails: no figure is left out in silence."""
+    port = free_port()
+
+    def collect():
+        raise ValueError("a secret")
+
+    with logging_as_before():
+        logs.use("json")
+        logs.to_stderr(logging.WARNING, "%(message)s")
+        with serving(Address("127.0.0.1", port), collect):
+            for _ in range(2):
+                with pytest.raises(ConnectionError, match="500"):
+                    scrape(port)
+    said = _json_lines(capsys)
+    assert [each["level"] for each in said] == ["error"]
+    assert re.fullmatch(r"the metrics can't be read: unexpected ValueError in line \d+ of \S+", said[0]["message"])
 
 
 @pytest.mark.parametrize(
