@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cdcpipe.error_texts import stack_of, unexpected
-from cdcpipe.printable import printable_lines
+from cdcpipe.printable import printable_json, printable_lines
 
 __all__ = [
     "FORMATS",
@@ -63,7 +63,7 @@ def line(level: str, part: str, message: str, *, at: float | None = None, **more
     moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     time = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     found = {"time": time, "level": level, "part": part, "message": message, **more}
-    return json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False)
+    return printable_json(json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False))
 
 
 def write(text: str) -> None:

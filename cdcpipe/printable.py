@@ -3,7 +3,7 @@ r"""Escapes what a name or a message may not do to a terminal or a log: begin a 
     printable('public.a\nb')    # public.a\nb, in one line
 
 A name of PostgreSQL may have any character but NUL. Whatever prints lines for people passes each line through `printable`. JSON has
-escapes of its own.
+escapes of its own, but leaves characters that terminals obey, as U+009B: it passes through `printable_json`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["printable", "printable_character", "printable_lines"]
+__all__ = ["printable", "printable_character", "printable_json", "printable_lines"]
 
 _ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACES: Final = frozenset("\u00a0\u2002\u2003\u2009\u202f\u3000")
 """Spaces that Python does not call printable. They do no harm."""
 _PARTS: Final = re.compile(r"([\n\t])")
+_UTF16_UNIT: Final = re.compile(r"....")
 
 
 def printable(line: str) -> str:
@@ -27,6 +28,18 @@ def printable(line: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines, with `printable` applied to each of them. Tabs stay."""
     return text if text.isprintable() else "".join(part if part in "\n\t" else printable(part) for part in _PARTS.split(text))
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that means the same and has only printable characters, and newlines between its parts."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def _json_escape(character: str) -> str:
+    """Return the escape that JSON has for a character: one beyond U+FFFF is two units of UTF-16."""
+    return _UTF16_UNIT.sub(r"\\u\g<0>", character.encode("utf-16-be", "surrogatepass").hex())
 
 
 def printable_character(character: str) -> str:

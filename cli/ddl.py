@@ -13,6 +13,7 @@ from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import check_names
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.printable import printable_json
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
 from cli.options import CONTEXT_SETTINGS, CommandGroup, connection_options, connection_parameters_of
@@ -144,7 +145,7 @@ def status(*, publications: tuple[str, ...], as_json: bool, **connection: Any) -
                 "strict": known and known.strict,
                 "triggers": found.triggers,
             }
-        click.echo(json.dumps(report(findings, installed=installed), indent=1, ensure_ascii=False))
+        click.echo(printable_json(json.dumps(report(findings, installed=installed), indent=1, ensure_ascii=False)))
     else:
         click.echo("\n".join(render(findings)))
     sys.stdout.flush()

@@ -12,6 +12,7 @@ import cloup
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.printable import printable_json
 from cdcpipe.replication.table_parts import TableParts
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare, read_stream_arguments
 from cdcpipe.units import parse_seconds
@@ -130,7 +131,7 @@ def command(
 
 
 def _print(report: dict[str, Any], indent: int | None = 2) -> None:
-    click.echo(json.dumps(report, indent=indent, ensure_ascii=False))
+    click.echo(printable_json(json.dumps(report, indent=indent, ensure_ascii=False)))
     sys.stdout.flush()
 
 

@@ -33,7 +33,7 @@ from cdcpipe.pgoutput.messages import (
     Value,
 )
 from cdcpipe.plugins.text import format_timestamp
-from cdcpipe.printable import printable_character
+from cdcpipe.printable import printable_character, printable_json
 from cdcpipe.types.names import format_built_in_type
 
 __all__ = ["Explainer"]
@@ -144,7 +144,7 @@ def _ddl(message: ddl.DDLMessage) -> Iterator[str]:
 
 def _json(value: object) -> str:
     """Return JSON whose characters are all printable."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in ddl.serialize(value).decode())
+    return printable_json(ddl.serialize(value).decode())
 
 
 def _value(value: Value) -> str:

@@ -13,6 +13,7 @@ import cloup
 
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import PUBLICATION, SLOT
+from cdcpipe.printable import printable_json
 from cdcpipe.publishing import NewPublication
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
@@ -143,7 +144,7 @@ def command(
     start = partial(_session, master=master, table_format=table_format, settings=settings, jars=jars)
     findings = examine(plan, None if no_spark else start)
     if as_json:
-        click.echo(json.dumps(report(findings), indent=1, ensure_ascii=False))
+        click.echo(printable_json(json.dumps(report(findings), indent=1, ensure_ascii=False)))
     else:
         click.echo("\n".join(render(findings)))
     ctx.exit(int(any(finding.level is Level.ERROR for finding in findings)))

@@ -12,7 +12,7 @@ import click
 import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable
+from cdcpipe.printable import printable, printable_json
 from cdcpipe.units import count_from, counted, parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
@@ -127,7 +127,7 @@ def command(
             )
     finally:
         line.clear()
-    click.echo(_json(results) if as_json else "\n".join(_lines(results)))
+    click.echo(printable_json(_json(results)) if as_json else "\n".join(_lines(results)))
     ctx.exit(exit_code(results))
 
 

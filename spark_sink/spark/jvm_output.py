@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe import logs
+from cdcpipe.printable import printable_json, printable_lines
 from cdcpipe.threads import Worker
 from spark_sink.spark.java_texts import Lines
 
@@ -141,5 +142,9 @@ class JvmOutput:
 
 
 def _show(line: str) -> None:
-    is_object = line.startswith("{")  # an entry of Spark's log with --log-format json
-    logs.show(logs.line("warning", "spark.jvm", line) if logs.is_json() and not is_object else line)
+    if not logs.is_json():
+        logs.show(printable_lines(line))
+    elif line.startswith("{"):  # an entry of Spark's log
+        logs.show(printable_json(line))
+    else:
+        logs.show(logs.line("warning", "spark.jvm", line))

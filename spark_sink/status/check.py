@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN
+from cdcpipe.printable import printable
 from cdcpipe.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Alert:
         """The line that a plugin prints, the worst finding first. ``|`` is replaced in texts, because it starts the numbers."""
         words = "; ".join(words for _, words in sorted(self.found, key=lambda each: -_SEVERITY.index(each[0])))
         numbers = f" | {' '.join(self.numbers)}" if self.numbers else ""
-        return f"CDCPIPE {self.state.name}: {' '.join(words.replace('|', '/').split())}{numbers}"
+        return f"CDCPIPE {self.state.name}: {printable(' '.join(words.replace('|', '/').split()))}{numbers}"
 
     def add(self, state: State, words: str) -> None:
         """Add a finding."""

@@ -35,6 +35,7 @@ def test_a_line_is_one_object() -> None:
         "exit_code": 2,
     }
     assert "\n" not in logs.line("error", "cdcpipe", "a\nb")
+    assert logs.line("error", "cdcpipe", "a\x7f\x9b2J\u2028ñ").isprintable()
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d\d\dZ", json.loads(logs.line("info", "p", "m"))["time"])
 
 

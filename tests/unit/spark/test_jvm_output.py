@@ -39,6 +39,24 @@ def test_noise_is_held_back_and_log_entries_are_shown(capsys: pytest.CaptureFixt
     output.close_writer()
 
 
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_a_name_does_nothing_to_a_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry of Spark's log has names of tables as they are."""
+    logs.use(form)
+    output = JvmOutput(holds=True)
+    say(output, f"{ENTRY}\t\x1b[2J\x9b\x7f", '{"time": "2026-03-01T12:00:00Z", "message": "\x9b\x7f"}')
+    first, second = capsys.readouterr().err[:-1].split("\n")
+    if form == "text":
+        assert first == rf"{ENTRY}" + "\t" + r"\x1b[2J\u009b\x7f"
+        assert second.isprintable()
+    else:
+        assert first.isprintable()
+        assert second.isprintable()
+        assert json.loads(first)["message"] == f"{ENTRY}\t\x1b[2J\x9b\x7f"
+        assert json.loads(second)["message"] == "\x9b\x7f"
+    output.close_writer()
+
+
 def test_later_exceptions_in_java_are_shown_at_once_and_the_rest_before_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     output = JvmOutput(holds=True)
     say(output, INCUBATOR, *IVY)
