@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spark_sink.spark.home import GATEWAY
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["naming_all_paths", "prepare_workers", "python_path", "stay_on_this_machine"]
 
+_ADDRESSES: Final = ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")
+
 
 def stay_on_this_machine(settings: Mapping[str, str]) -> None:
-    """Let Spark speak to itself at 127.0.0.1, and run its workers with this interpreter, unless this start names others.
+    """Let Spark listen at 127.0.0.1 alone, and run its workers with this interpreter, unless this start names others.
 
     By default Spark looks up this machine's name, and ends if it does not resolve. It would listen at the address that it finds,
-    which other machines reach, and which may go away while it runs (VPN, Wi-Fi). A PYSPARK_PYTHON of the user's profile is for
-    other programs: that interpreter may not have our packages.
+    which other machines reach, and which may go away while it runs (VPN, Wi-Fi). Its user interface knows SPARK_LOCAL_IP alone:
+    without it, it listens at all addresses. A PYSPARK_PYTHON of the user's profile is for other programs: that interpreter may not
+    have our packages.
     """
     if GATEWAY in os.environ:
         return
-    if not {"spark.driver.host", "spark.driver.bindAddress"} & settings.keys() and "SPARK_LOCAL_IP" not in os.environ:
-        os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "127.0.0.1")
+    if not ({"spark.driver.host", "spark.driver.bindAddress"} & settings.keys() or set(_ADDRESSES) & os.environ.keys()):
+        os.environ.update(dict.fromkeys(_ADDRESSES, "127.0.0.1"))
     os.environ["PYSPARK_PYTHON"] = sys.executable
 
 

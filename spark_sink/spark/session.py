@@ -303,6 +303,7 @@ def _settings(*, ui: bool) -> dict[str, str]:
         "spark.driver.extraJavaOptions": _java_options(),
         "spark.log.level": "WARN",
         "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.killEnabled": "false",  # it asks for no password
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         # Micro-batches are small: Spark's default of 200 partitions and 32 listing tasks would cost more than the work itself.

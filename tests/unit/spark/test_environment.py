@@ -6,42 +6,50 @@ import sys
 
 import pytest
 
+from spark_sink.spark import session
 from spark_sink.spark.environment import naming_all_paths, stay_on_this_machine
 from spark_sink.spark.home import GATEWAY
+
+ADDRESSES = ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP", GATEWAY):
+    for name in (*ADDRESSES, GATEWAY):
         monkeypatch.setenv(name, "")  # so that the end of the test restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
 
 
-def test_spark_speaks_to_itself_at_the_loopback_address_with_this_interpreter() -> None:
+def test_spark_listens_at_the_loopback_address_and_has_this_interpreter() -> None:
+    """Also its user interface, which does not look at SPARK_LOCAL_HOSTNAME."""
     stay_on_this_machine({})
-    assert os.environ["SPARK_LOCAL_HOSTNAME"] == "127.0.0.1"
+    assert [os.environ[name] for name in ADDRESSES] == ["127.0.0.1"] * 2
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 @pytest.mark.parametrize("setting", ["spark.driver.host", "spark.driver.bindAddress"])
 def test_an_address_in_the_settings_counts(setting: str) -> None:
     stay_on_this_machine({setting: "10.0.0.1"})
-    assert "SPARK_LOCAL_HOSTNAME" not in os.environ
+    assert not set(ADDRESSES) & os.environ.keys()
 
 
-@pytest.mark.parametrize("name", ["SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"])
+@pytest.mark.parametrize("name", ADDRESSES)
 def test_an_address_in_the_environment_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "10.0.0.1")
     stay_on_this_machine({})
-    assert os.environ.get("SPARK_LOCAL_HOSTNAME") in (None, "10.0.0.1")
+    assert [os.environ[each] for each in ADDRESSES if each in os.environ] == ["10.0.0.1"]
 
 
 def test_under_spark_submit_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GATEWAY, "1234")
     stay_on_this_machine({})
-    assert "SPARK_LOCAL_HOSTNAME" not in os.environ
+    assert not set(ADDRESSES) & os.environ.keys()
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+def test_the_user_interface_kills_no_jobs() -> None:
+    assert session._settings(ui=True)["spark.ui.killEnabled"] == "false"
 
 
 @pytest.mark.parametrize(
