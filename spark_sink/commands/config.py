@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from spark_sink.commands.configured import (
     variables,
 )
 from spark_sink.commands.options import CONTEXT_SETTINGS
+from spark_sink.spark import secret_settings
 
 __all__ = ["command"]
 
@@ -32,14 +32,6 @@ _EXAMPLE = """\b
 Example:
   cdcpipe-spark config show --config shop.toml run
 """
-
-_NOT_SHOWN = "***"
-
-_SECRET = re.compile(r"pass|secret|token|credential|key", re.IGNORECASE)
-"""What is in the names of settings whose values are not shown."""
-
-_PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]+)", re.IGNORECASE)
-_USER = re.compile(r"(?P<user>\w*:/*[^:/?#]*):.*@", re.DOTALL)
 
 
 @cloup.group("config", context_settings=CONTEXT_SETTINGS, epilog=_EXAMPLE)
@@ -111,6 +103,6 @@ def _toml(option: click.Option, value: Any) -> str:
 def _without_password(option: click.Option, text: str) -> str:
     if option.multiple and "=" in str(option.metavar):
         key, equals, _ = text.partition("=")
-        if equals and _SECRET.search(key):
-            return f"{key}={_NOT_SHOWN}"
-    return _PASSWORD.sub(rf"\1{_NOT_SHOWN}", _USER.sub(rf"\g<user>:{_NOT_SHOWN}@", text))
+        if equals and secret_settings.is_secret(key):
+            return f"{key}={secret_settings.NOT_SHOWN}"
+    return secret_settings.without_password(text)

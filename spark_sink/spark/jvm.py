@@ -13,6 +13,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.client import guard
 from spark_sink.files.lock import share_with_child
 from spark_sink.files.system_hints import hint_of
+from spark_sink.spark import secret_settings
 from spark_sink.spark.environment import naming_all_paths
 from spark_sink.spark.home import GATEWAY, without_zip
 from spark_sink.spark.jvm_output import JvmOutput
@@ -66,6 +67,8 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
     watchdog, a JVM whose driver is killed before that would stay for ever.
 
     ``locks`` are lock files. What this process holds of them when it is killed, the JVM holds until it has ended.
+
+    Settings with a secret are not in the JVM's command line (secret_settings.py): the caller sets them when it makes the session.
     """
     global _output  # noqa: PLW0603 - a process has one JVM
     from pyspark import SparkConf, SparkContext
@@ -73,7 +76,7 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
 
     if SparkContext._gateway is not None or GATEWAY in os.environ:  # noqa: SLF001
         return
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    conf = SparkConf(loadDefaults=False).setAll(list(secret_settings.for_command_line(settings).items()))
     _output = JvmOutput(holds=not _logger.isEnabledFor(logging.INFO), on_step=on_step)
     try:
         with naming_all_paths(), without_zip(settings["spark.master"]):
