@@ -193,7 +193,7 @@ def _with_known(events: DataFrame, summary: Summary) -> DataFrame:
         for i, (name, at) in enumerate(reduction.known_at(summary.unchanged))
     }
     events = events.withColumns(known)
-    return _with_inherited(events, life, list(known)) if summary.has_partial_begins else events
+    return _with_inherited(events, life, list(known)) if summary.has_partial_moves else events
 
 
 def _with_inherited(events: DataFrame, life: Sequence[str], names: Sequence[str]) -> DataFrame:

@@ -314,7 +314,7 @@ def _merge_piece(
     delta.add_columns(spark, path, state.schema, replica_schema(StructType(wanted), keeps_deleted=keeps_deleted))
     current = delta.read(spark, path)
     before = existing_rows(current).count() if keeps_deleted else 0  # MERGE does not tell how many rows it has revived
-    if summary.has_partial_begins:
+    if summary.has_partial_moves:  # it reads the whole replica
         rows = _fill_moved(rows, current, piece, summary)
     if summary.unchanged:
         rows = rows.withColumn("_cdc_moved", F.array_union("_cdc_moved", "_cdc_unknown"))

@@ -85,6 +85,8 @@ class Summary:
     """Whether an update changed a key."""
     has_partial_begins: bool
     """Whether a change that begins an incarnation (`begins_row`) did not send a column."""
+    has_partial_moves: bool
+    """Whether one of these is an update of the key: only then an earlier row has the value. An insert has no earlier row."""
     exact: tuple[str, ...]
     """The columns with a value in ``_cdc_exact``."""
     keyless: int
@@ -215,6 +217,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.count_if(F.size(F.coalesce(F.col("_cdc_exact"), F.create_map())) > 0).alias("inexact"),
         F.max("_cdc_is_move").alias("has_moves"),
         F.max(begins_row() & leaves_out).alias("has_partial_begins"),
+        F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
         F.count_if(lacks_key(key)).alias("keyless"),
         (F.count_if(begins) - F.count_if(ends)).alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
@@ -228,6 +231,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         unchanged=unchanged,
         has_moves=bool(row["has_moves"]),
         has_partial_begins=bool(row["has_partial_begins"]),
+        has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
         growth=row["growth"],

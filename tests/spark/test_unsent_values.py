@@ -15,7 +15,7 @@ import pytest
 
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
-from spark_sink.replica import history_table, merge
+from spark_sink.replica import history, history_table, merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.history import read_history
@@ -126,6 +126,29 @@ def test_replicas(
                 rows = rows.where("_cdc_deleted_at is null")
             assert rows_of(rows) == past.states[max(lsn for lsn in past.states if lsn <= end)]
         start = end
+
+
+def test_no_earlier_row_is_read_for_an_insert_without_a_value(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins another row. For the value of a row whose key has changed, a merge joins the whole replica."""
+    source, house = Later(random.Random(1)), made(tmp_path / "warehouse", history="table")
+    past, lock, start = Past(source), TableLock(house.root), 0
+    source.is_added = True
+    for key in range(4):
+        source.insert(key)
+    for number in range(2):
+        if number:
+            source.enter(4)
+            source.delete(3)
+            source.enter(3)
+            monkeypatch.setattr(merge, "_fill_moved", None)
+            monkeypatch.setattr(history, "_with_inherited", None)
+        end = source.commit()
+        past.append(spark, house, start, end)
+        merge.bring(spark, house, TABLE, Position(1, end))
+        history_table.bring(spark, house, TABLE, Position(1, end), lock)
+        start = end
+    assert rows_of(delta.read(spark, house.replica(TABLE))) == source.told
+    assert rows_of(delta.read(spark, house.history(TABLE)).where("is_current")) == source.told
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
