@@ -13,14 +13,14 @@ from pyspark.sql.types import StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
-from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY
+from spark_sink.schema.table import MESSAGES, NO_COPIES
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.wanted_copies import want
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.warehouse import WarehouseError, another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,9 +114,9 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     """
     tables = house.tables()
     paths = [path for table in tables for path in (house.changelog(table), house.replica(table))]
-    paths += map(house.changelog, _NO_COPIES)
+    paths += map(house.changelog, NO_COPIES)
     ends = dict(zip(paths, places.map_reads(house.format.end, paths, house.root), strict=True))
-    _check_without_copies(house, {table: ends.pop(house.changelog(table)) for table in _NO_COPIES})
+    _check_without_copies(house, {table: ends.pop(house.changelog(table)) for table in NO_COPIES})
     for table in tables:
         changelog, replica = house.changelog(table), house.replica(table)
         if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
@@ -130,10 +130,6 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     return ends
 
 
-_NO_COPIES = (MESSAGES, DDL, SCHEMA_HISTORY)
-"""The changelogs that are not of a table of the database: no copy makes up for what they lose."""
-
-
 def _check_without_copies(house: Warehouse, ends: Mapping[Table, TableEnd | None]) -> None:
     for table, end in ends.items():
         if end is None or not end.is_restored:
@@ -142,7 +138,8 @@ def _check_without_copies(house: Warehouse, ends: Mapping[Table, TableEnd | None
             raise WarehouseError(
                 f"RESTORE has set {table} back to an earlier version, and what it has lost is needed to read later changes",
                 hint=f"set it to the version from before that, which DESCRIBE HISTORY tells: RESTORE TABLE"
-                f" {delta.table_name(house.changelog(table))} TO VERSION AS OF ...",
+                f" {delta.table_name(house.changelog(table))} TO VERSION AS OF ...; if the files of that version are gone:"
+                f" {another(house.root)}",
             )
         _logger.warning("RESTORE has set %s back to an earlier version: it lacks the logical messages since then", table)
         purged_changes.record(house, table, end.lsn)

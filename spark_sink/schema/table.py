@@ -18,6 +18,7 @@ __all__ = [
     "EXACT",
     "MESSAGES",
     "NATIVE",
+    "NO_COPIES",
     "SCHEMA_HISTORY",
     "TYPES",
     "Fill",
@@ -98,6 +99,9 @@ SCHEMA_HISTORY: Final = Table("", "_cdc_schema_history")
 
 DDL: Final = Table("", "_cdc_ddl")
 """The table of the captured DDL, named likewise."""
+
+NO_COPIES: Final = (MESSAGES, DDL, SCHEMA_HISTORY)
+"""These have changelogs, but are no tables of the database: no copy makes up for what they lose."""
 
 
 @dataclass(frozen=True, slots=True)

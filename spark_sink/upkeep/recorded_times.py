@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_sink.delta import log as delta_log
 from spark_sink.files.places import read_json, write_json
-from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY
+from spark_sink.schema.table import NO_COPIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def places_of(house: Warehouse) -> Iterator[tuple[Table, Path]]:
 
 
 def _possible_places(house: Warehouse) -> Iterator[tuple[Table, Path]]:
-    for table in [*house.tables(), MESSAGES, DDL, SCHEMA_HISTORY]:
+    for table in [*house.tables(), *NO_COPIES]:
         for path in (house.changelog(table), house.replica(table), house.history(table)):
             yield table, path
 

@@ -52,6 +52,7 @@ from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.delta.unused_files import is_unfinished, unused_files
 from spark_sink.files import clock, places
+from spark_sink.schema.table import NO_COPIES
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
@@ -242,6 +243,8 @@ class Upkeep:
         name = vacuum_of(path)
         if not self._times.is_due(name, vacuum_interval_s(retention_s)):
             return
+        if table in NO_COPIES and (end := delta_log.newest(path)) is not None and end.is_restored:
+            return  # only another RESTORE brings back what it has lost, and needs the files
         if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
             self._forget_removed(path, right, retention_s)
             with ExitStack() as held:

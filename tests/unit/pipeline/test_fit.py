@@ -17,7 +17,7 @@ from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.files import places
 from spark_sink.pipeline import fit
-from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
+from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.wanted_copies import waiting
@@ -92,11 +92,11 @@ def test_a_start_looks_at_each_log_once(house: Warehouse, monkeypatch: pytest.Mo
     monkeypatch.setattr(places, "list_names", lambda path: listed.update([path]) or list_names(path))
     ends = fit.check_tables(house, Position(1, 40))
     assert ends == dict.fromkeys((house.changelog(FRUIT), house.replica(FRUIT)), (20, False))
-    own = [house.changelog(table) for table in (MESSAGES, DDL, SCHEMA_HISTORY)]
+    own = [house.changelog(table) for table in NO_COPIES]
     assert listed == {path / "_delta_log": 1 for path in (*ends, *own)}
 
 
-@pytest.mark.parametrize("table", [MESSAGES, DDL, SCHEMA_HISTORY])
+@pytest.mark.parametrize("table", NO_COPIES)
 def test_a_changelog_of_no_table_that_was_set_back(house: Warehouse, caplog: pytest.LogCaptureFixture, table: Table) -> None:
     """No copy makes up for what it has lost. With the older descriptions `run` tells what the next one changes."""
     path = house.changelog(table)
@@ -110,8 +110,9 @@ def test_a_changelog_of_no_table_that_was_set_back(house: Warehouse, caplog: pyt
         assert [message.partition(":")[0] for message in caplog.messages] == [expected]
         assert purged_changes.last_lsn(house, MESSAGES) == 20
     else:
-        with pytest.raises(WarehouseError, match=expected):
+        with pytest.raises(WarehouseError, match=expected) as caught:
             fit.check_tables(house, Position(1, 40))
+        assert "if the files of that version are gone: begin another warehouse" in (caught.value.hint or "")
     information = {"operation": "RESTORE", "operationParameters": {"version": 1}}
     delta_log.commit_path(path, 3).write_text(json.dumps({"commitInfo": information}))  # as the hint says
     caplog.clear()

@@ -22,7 +22,7 @@ from spark_sink.delta.removed_files import keep_names
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.unused_files import unused_files
 from spark_sink.files import clock
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import NO_COPIES, Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.recorded_times import RecordedTimes, is_due
@@ -216,6 +216,25 @@ def test_a_table_to_which_only_spark_can_write_is_vacuumed(
     assert vacuums.events == ["VACUUM changelog", "VACUUM replica", "VACUUM replica"]
     (message,) = caplog.messages
     assert message.startswith("the names of deleted files stay in the checkpoints for Delta's own time: the Delta table ")
+
+
+@pytest.mark.parametrize("table", NO_COPIES)
+def test_what_only_another_restore_brings_back_is_not_deleted(house: Warehouse, vacuums: Vacuums, table: Table) -> None:
+    """No copy makes up for it. The next start of `run` says how to set the table to the version that has it."""
+    path = house.changelog(table)
+    Rewrite.new(path, ("id",), SCHEMA, {}).add({"id": pa.array([1])}, []).commit(Position(1, 10))
+    (path / "part-that-restore-has-removed.parquet").write_bytes(b"rows")
+    os.utime(path / "part-that-restore-has-removed.parquet", (DAY_AGO, DAY_AGO))
+    restore, times = {"operation": "RESTORE", "operationParameters": {"version": None}}, house.root / "_cdcpipe/vacuumed.json"
+    commit_path(path, commits(path)[-1] + 1).write_text(json.dumps({"commitInfo": restore}))
+    before = commits(path)
+    times.write_text(json.dumps({f"changelog/{path.name}": 0}))
+    take_care(house)
+    assert (vacuums.events, commits(path)) == ([], before)
+    restore["operationParameters"] = {"version": before[-2]}
+    commit_path(path, before[-1] + 1).write_text(json.dumps({"commitInfo": restore}))
+    take_care(house)
+    assert vacuums.listed == [["part-that-restore-has-removed.parquet"]]
 
 
 def test_a_vacuum_that_fails_is_named_as_one(
