@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLICATION",
+    "RESTORED",
     "LogCache",
     "Mark",
     "TableEnd",
@@ -55,6 +56,9 @@ APPLICATION = "cdcpipe"
 LSNs only grow, over all epochs of a staging directory. So Delta skips a commit that is made a second time. The number of a
 micro-batch would not work: with a new checkpoint it starts at 0 again.
 """
+
+RESTORED = "cdcpipe.restored"
+"""The property of a stored history that RESTORE has set back. Then the commit of RESTORE, which said so, may leave the log."""
 _COMMIT = re.compile(r"([0-9]{20})\.json", re.ASCII)
 _IMPLIED = {
     "readerFeatures": {"columnMapping": 2},
@@ -390,7 +394,7 @@ def shorten(path: Path, age_s: float) -> int:
 
     A reader that has begun since that checkpoint finds everything that it needs. Does nothing if a property of the table sets the
     retention of its log, if its checkpoints have sidecar files, or if DROP FEATURE protects its checkpoints: Delta shortens these
-    logs itself. Does nothing, too, while the table counts as set back by RESTORE: only the commit of RESTORE says so.
+    logs itself. Does nothing, too, while the table counts as set back by RESTORE, and only the commit of RESTORE says so.
     """
     log = path / "_delta_log"
     names = places.list_names(log)
@@ -402,12 +406,10 @@ def shorten(path: Path, age_s: float) -> int:
     if not gone:
         return 0
     found = TableLog(path).refresh()
-    if _OWN_RETENTION & found.metadata.get("configuration", {}).keys() or "checkpointProtection" in found.features(
-        "writerFeatures"
-    ):
+    properties = found.metadata.get("configuration", {})
+    if _OWN_RETENTION & properties.keys() or "checkpointProtection" in found.features("writerFeatures"):
         return 0
-    end = newest(path)
-    if end is not None and end.is_restored:
+    if RESTORED not in properties and (end := newest(path)) is not None and end.is_restored:
         return 0
     places.remove_files(log, gone)
     return len(_versions(gone))

@@ -22,8 +22,6 @@ _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
 _AFTER: Final = "cdcpipe.history_after"
 """The property with the LSN after which the history has the rows of each moment."""
-_RESTORED: Final = "cdcpipe.restored"
-"""The property of a history that RESTORE has set back. The commit of RESTORE, which says so first, leaves the log some day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
         found = log.metadata["configuration"]
         copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
         end = delta_log.newest(log.path)
-        is_noted = _RESTORED in found
+        is_noted = delta_log.RESTORED in found
         is_restored = is_noted or (end is not None and end.is_restored)
         return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies, is_restored, is_noted)
 
@@ -100,5 +98,5 @@ def properties(*, after_lsn: int | None = None, copies: frozenset[int] | None = 
     """Return the properties of a history's table that record these facts."""
     found = {} if after_lsn is None else {_AFTER: format_lsn(after_lsn)}
     if is_restored:
-        found[_RESTORED] = "true"
+        found[delta_log.RESTORED] = "true"
     return found if copies is None else found | {_COPIES: json.dumps([format_lsn(lsn) for lsn in sorted(copies)])}

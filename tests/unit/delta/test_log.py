@@ -218,6 +218,19 @@ def test_a_log_that_drop_feature_protects_is_not_shortened(tmp_path: Path) -> No
     assert delta_log.shorten(tmp_path, 3600.0) == 0
 
 
+def test_a_log_does_without_the_commit_of_restore_once_a_property_says_the_same(tmp_path: Path) -> None:
+    """A history that was set back stays so. Its log was never shortened again."""
+    log, properties = tmp_path / "_delta_log", {"cdcpipe.restored": "true"}
+    commit(log, 0, {"commitInfo": {"operation": "MERGE", "engineInfo": "cdcpipe"}}, {"metaData": {"id": "x"}})
+    commit(log, 1, {"commitInfo": {"operation": "RESTORE"}})
+    metadata = {"metaData": {"id": "x", "configuration": properties}}
+    commit(log, 2, {"commitInfo": {"operation": "SET TBLPROPERTIES"}}, metadata)
+    write_parquet_checkpoint(log, [metadata], {}, version=2)
+    os.utime(log / f"{2:020d}.checkpoint.parquet", (0, 0))
+    assert delta_log.shorten(tmp_path, 3600.0) == 2
+    assert TableLog(tmp_path).refresh().metadata["configuration"] == properties
+
+
 def test_a_log_keeps_the_commit_that_says_that_the_table_was_set_back(tmp_path: Path) -> None:
     """A checkpoint has the position, but no operations. So the table would count as complete."""
     log, place = tmp_path / "_delta_log", {"txn": {"appId": "cdcpipe", "version": 100}}
