@@ -16,16 +16,14 @@ ends before a value is written.
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import StructField
 
-from cdcpipe.types.pg_type import type_ids_of
 from spark_sink.changelog.gone_columns import find_gone
-from spark_sink.schema.column_numbers import looks
+from spark_sink.schema.column_numbers import looks, missing_text
 from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
@@ -54,8 +52,6 @@ _logger = logging.getLogger(__name__)
 
 _Former: TypeAlias = tuple[int | None, str, str]
 """A column of earlier rows: its number in PostgreSQL, None if it is not certain; its name there; and its name in the changelog."""
-
-[_FLOAT4] = type_ids_of("float4")
 
 _AGAIN: Final = "a column may have been dropped, and another one added with its name"
 
@@ -488,15 +484,4 @@ def _fill(field: StructField, source: StructField | None, column: Column, fact: 
     """Return the value of earlier rows in a new ``column``; None if it is not known."""
     if source is not None:
         return Fill(field.name, source.name) if holds(field.dataType, source.dataType) else None
-    return None if fact.is_filled else Fill(field.name, value=_exact(fact.missing, column))
-
-
-def _exact(text: str | None, column: Column) -> str | None:
-    """Return a text that means a column's value also in each type to which the changelog's column may be widened.
-
-    As a double, 0.1 is not the value that 0.1 is as a real.
-    """
-    if text is None or column.type_id != _FLOAT4:
-        return text
-    value = pa.scalar(text).cast(pa.float32()).as_py()
-    return repr(value) if math.isfinite(value) else text
+    return None if fact.is_filled else Fill(field.name, value=missing_text(fact, column.type_id))
