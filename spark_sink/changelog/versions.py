@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructField
 
 from spark_sink.changelog.gone_columns import find_gone
+from spark_sink.changelog.retyped import retyped, retyped_since_copy
 from spark_sink.schema.column_numbers import looks, missing_text
 from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
@@ -34,12 +35,13 @@ from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+    from spark_sink.changelog.retyped import Retyped
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Version
@@ -213,7 +215,7 @@ class TableVersions:
             here = _typed(self._warehouse, here)
             fills, unknown = _fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
-            self._name_retyped(table, place, _since_snapshot(known[-1], here, columns))
+            self._name_retyped(table, place, retyped_since_copy(known[-1], here, columns, self._warehouse.typed))
             self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
             then = self.names.name(table, known[-1].place)
             self._check_columns(then, _numbers_of(known[-1]), here)
@@ -238,8 +240,8 @@ class TableVersions:
             )
             want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
-        earlier, later = _fields(previous, columns), _fields(version, columns)
-        self._name_retyped(table, place, ((name, earlier[name], later[name]) for name in later if name in earlier))
+        earlier = _fields(previous, columns)
+        self._name_retyped(table, place, retyped(previous, version, columns))
         self._name_reprinted(table, place, _type_ids(previous), version)
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
@@ -275,25 +277,24 @@ class TableVersions:
             listed = ", ".join(names)
             want_copy(self._warehouse, table, place[0], f"the stream does not have the values of earlier rows in {listed}")
 
-    def _name_retyped(self, table: Table, place: Place, columns: Iterable[tuple[str, StructField, StructField]]) -> None:
-        """Name the columns whose earlier values stay in a column of another type: the table needs a copy.
-
-        ``columns`` are a column's name, and its earlier and later columns in the changelog.
-        """
-        retyped = []
+    def _name_retyped(self, table: Table, place: Place, columns: Iterable[Retyped]) -> None:
+        """Name the columns whose new type does not hold every earlier value: the table needs a copy."""
+        moved: list[str] = []
+        stayed: list[str] = []
         for name, old, new in columns:
-            if old.name != new.name and not holds(new.dataType, old.dataType):
-                _logger.warning(
-                    "table %s, column %s: its new type does not hold every value of the old one exactly; new values go to column "
-                    "%s, earlier values stay in %s",
-                    table,
-                    name,
-                    new.name,
-                    old.name,
-                )
-                retyped.append(name)
-        if retyped:
-            want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(retyped)} are in columns of the old type")
+            (moved if old != new else stayed).append(name)
+            _logger.warning(
+                "table %s, column %s: its new type does not hold every value of the old one exactly; %s",
+                table,
+                name,
+                f"new values go to column {new}, earlier values stay in {old}"
+                if old != new
+                else "earlier values stay as they were",
+            )
+        if moved:
+            want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(moved)} are in columns of the old type")
+        if stayed:
+            want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(stayed)} are not rounded to the new type")
 
     def _name_reprinted(self, table: Table, place: Place, before: Mapping[int, int], version: SchemaVersion) -> None:
         """Name the columns whose earlier values have another text now: the table needs a copy. ``before``: type ids by number."""
@@ -468,16 +469,6 @@ def _hide(
     others = {field.name for name, field in fields.items() if name not in hidden}
     emptied = sorted({*(fields[name].name for name in hidden), *hidden.values()} - others)
     return (*(fill for fill in fills if fill.column not in emptied), *map(Fill, emptied))
-
-
-def _since_snapshot(
-    snapshot: Version, version: SchemaVersion, columns: StructType
-) -> Iterator[tuple[str, StructField, StructField]]:
-    """Yield the columns that the snapshot has, too: their names, and the changelog's columns then and now."""
-    known = dict(snapshot.snapshot)
-    for (name, field), fact in zip(_fields(version, columns).items(), version.facts or (), strict=False):
-        if fact.number in known:
-            yield name, columns[known[fact.number]], field
 
 
 def _fill(field: StructField, source: StructField | None, column: Column, fact: ColumnFacts) -> Fill | None:

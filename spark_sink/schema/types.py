@@ -23,7 +23,8 @@ way round.
 **Versions.** A column may get another type later. In a schema that grew over several versions, a column is widened if the new type
 holds every value of the old one exactly (`holds`). With any other type it becomes another column, ``NAME__TYPE``
 (`versioned_name`), which is never widened. An integer that has become narrower stays in its column: PostgreSQL allows the change
-only if all values fit. `merge_columns` extends such a schema, `assign_columns` finds a relation's columns in it.
+only if all values fit. Other values of a narrower type stay in a wider column if a later version has its type: an earlier attempt
+may have widened it for that version. `merge_columns` extends such a schema, `assign_columns` finds a relation's columns in it.
 
 Columns of Parquet tables are not widened, because readers could not merge the schemas of the files any more.
 """
@@ -31,7 +32,7 @@ Columns of Parquet tables are not widened, because readers could not merge the s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -312,11 +313,15 @@ def merge_columns(
 
     ``columns`` are the table's columns so far, without metadata; ``relations`` are the later versions, in order. Without ``widen``
     a column with another type becomes another column. With ``sanitize`` new columns have only names that need no column mapping.
+
+    Merged again with the same relations, the result stays as it is: a changelog gets its columns before the rows, and the next
+    attempt must find the same places for these.
     """
     merged = _Columns(columns or StructType())
-    for relation in relations:
-        for name, column in zip(column_names(relation), relation.columns, strict=True):
-            merged.find_or_add(name, column, widen=widen, sanitize=sanitize)
+    described = [list(zip(column_names(relation), relation.columns, strict=True)) for relation in relations]
+    for number, named in enumerate(described, 1):
+        for name, column in named:
+            merged.find_or_add(name, column, described[number:], widen=widen, sanitize=sanitize)
     return StructType(merged.fields)
 
 
@@ -376,11 +381,13 @@ class _Columns:
         field = self._by_name.get(base.lower())
         return field if field is not None and holds(field.dataType, kind) else None
 
-    def find_or_add(self, name: str, column: Column, *, widen: bool, sanitize: bool) -> None:
-        """Widen the column's field, or add a field, if no field holds the column."""
+    def find_or_add(
+        self, name: str, column: Column, later: Sequence[Iterable[tuple[str, Column]]], *, widen: bool, sanitize: bool
+    ) -> None:
+        """Widen the column's field, or add a field, if no field holds the column. ``later`` has the columns of later versions."""
         base, kind = self.base_name(name, column), spark_type(column)
         field, found = self._by_name.get(base.lower()), self.find(name, column)
-        if found is not None and (found.dataType == kind or (widen and found.dataType in _INTEGERS)):
+        if found is not None and (found.dataType == kind or (widen and self._is_place(found, later))):
             return
         if field is not None and widen and holds(kind, field.dataType):
             field.dataType = kind
@@ -390,6 +397,14 @@ class _Columns:
         field = StructField(base if field is None else versioned_name(base, kind), kind)
         self.fields.append(field)
         self._by_name[field.name.lower()] = field
+
+    def _is_place(self, wider: StructField, later: Sequence[Iterable[tuple[str, Column]]]) -> bool:
+        """Tell whether values of a narrower type go to this field: it has integers, or a later version of the column its type."""
+        return wider.dataType in _INTEGERS or any(
+            spark_type(column) == wider.dataType and self.base_name(name, column).lower() == wider.name.lower()
+            for named in later
+            for name, column in named
+        )
 
 
 def typed_schema(columns: StructType) -> StructType:

@@ -364,6 +364,40 @@ def test_a_type_that_does_not_hold_the_values_of_a_snapshot(tmp_path: Path) -> N
     assert (wanted.why, wanted.reasons[0].since_lsn) == ("earlier values of a are in columns of the old type", 30)
 
 
+FLOAT4, FLOAT8, DATE, TIMESTAMP, INT4, INT8 = 700, 701, 1082, 1114, 23, 20
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize(
+    ("wide", "narrow", "is_wanted"), [(FLOAT8, FLOAT4, True), (TIMESTAMP, DATE, True), (FLOAT8, INT4, True), (INT8, INT4, False)]
+)
+def test_a_narrower_type_in_the_same_column(tmp_path: Path, wide: int, narrow: int, *, is_wanted: bool, is_copied: bool) -> None:
+    """PostgreSQL has rounded earlier values. Back to the wide type they stay as they are."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    texts = f"id=1 a:{wide}=2", f"id=1 a:{narrow}=2"
+    earlier, later = described(texts, map(table, texts))
+    columns = merge_columns(None, [earlier.relation, later.relation, earlier.relation])
+    assert columns.names == ["id", "a"]
+    known = version(10, 0, ID)
+    if is_copied:
+        known = replace(known, snapshot=((1, "id"), (2, "a")), described=((1, "id", 23, -1), (2, "a", wide, -1)))
+    history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
+
+    def record(house: Warehouse, known: Version, history: SchemaHistory, relation: Relation) -> list[str]:
+        versions = TableVersions(house, history, PublishedTables(None))
+        [*_, noted] = versions.with_new(TABLE, [known], [Use(30, 0, relation, 30)], 20, columns, columns)
+        assert noted.fills == ()
+        return [each.why for each in waiting(house)]
+
+    wanted = ["earlier values of a are not rounded to the new type"] if is_wanted else []
+    assert record(warehouse, known, history, later.relation) == wanted
+    house = Warehouse(tmp_path / "back", "delta")
+    house.open(EPOCH)
+    back = Stepped(replace(later, end_lsn=10), replace(earlier, end_lsn=30))
+    assert record(house, version(10, 0, ID), cast("SchemaHistory", back), earlier.relation) == []
+
+
 def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)

@@ -1,5 +1,7 @@
 """A column that changes its type: which column of the changelog has which values."""
 
+import random
+
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
@@ -53,7 +55,32 @@ def test_a_column_changes_its_type(kinds: list[int | tuple[int, int]], columns: 
     every = dict.fromkeys(assign_columns(merge_columns(None, [version]), version)[0].dataType for version in relations)
     assert [field.dataType for field in merge_columns(None, relations, widen=False)] == list(every)
     for cut in range(len(relations)):
-        assert merge_columns(merge_columns(None, relations[:cut]), relations[cut:]) == merged
+        first = merge_columns(None, relations[:cut])
+        assert merge_columns(first, relations[cut:]) == merge_columns(merged, relations[cut:]) == merged
+
+
+def test_a_narrower_type_stays_in_its_column_until_the_wider_one_is_back() -> None:
+    relations = [relation(1, "t", ("c", *kind)) for kind in (numeric(9, 4), numeric(7, 2), numeric(9, 4))]
+    merged = merge_columns(None, relations)
+    assert merged.simpleString() == "struct<c:decimal(9,4)>"
+    assert {assign_columns(merged, version)[0].name for version in relations} == {"c"}
+    assert merge_columns(None, relations[:2]).names == ["c", "c__decimal_7_2"]
+    assert merge_columns(None, relations, widen=False).names == ["c", "c__decimal_7_2"]
+
+
+@pytest.mark.parametrize("widen", [True, False])
+def test_the_next_attempt_finds_the_columns_of_the_first_one(*, widen: bool) -> None:
+    """A changelog gets its columns before the rows. An attempt that ends between decides nothing anew."""
+    chosen = random.Random(1)
+    decimals = (numeric(10, 2), numeric(12, 2), numeric(12, 4), numeric(14, 4))
+    kinds = [INT2, INT4, INT8, FLOAT4, FLOAT8, DATE, TIMESTAMP, TEXT, *decimals]
+    for _ in range(3000):
+        few = chosen.sample(kinds, chosen.randint(1, 5))  # so that types come back
+        types = [kind if isinstance(kind, tuple) else (kind, -1) for kind in chosen.choices(few, k=chosen.randint(2, 6))]
+        relations = [relation(1, "t", ("c", *of_type)) for of_type in types]
+        done = merge_columns(None, relations[: chosen.randint(0, 2)], widen=widen)
+        merged = merge_columns(done, relations, widen=widen)
+        assert merge_columns(merged, relations, widen=widen) == merged, types
 
 
 @pytest.mark.parametrize(
