@@ -20,35 +20,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.types import StructField
 
+from spark_sink.changelog.earlier_values import fields_by_name, fills_after_snapshot, fills_between, shared_names
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.changelog.retyped import retyped, retyped_since_copy
-from spark_sink.schema.column_numbers import looks, missing_text
+from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Fill, Table, gone_columns
-from spark_sink.schema.types import assign_columns, holds, is_printed_otherwise, original_name, plain_name, spark_type
+from spark_sink.schema.types import assign_columns, is_printed_otherwise, original_name, plain_name
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.changelog.retyped import Retyped
-    from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Use
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["TableVersions", "check_masked", "fills_between", "insert_snapshot"]
+__all__ = ["TableVersions", "check_masked", "insert_snapshot"]
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ def insert_snapshot(
         version = history.version(found[following].relation_id, found[following].place)
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
-            fills, _ = _fills_after_snapshot(snapshot, version, columns)
+            fills, _ = fills_after_snapshot(snapshot, version, columns)
             then = warehouse.names().name(table, snapshot.place)
             fills = _hide(warehouse, table, version, columns, fills, then, _columns_of(snapshot))
             found[following] = replace(found[following], fills=fills)
@@ -213,7 +212,7 @@ class TableVersions:
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
             here = _typed(self._warehouse, here)
-            fills, unknown = _fills_after_snapshot(known[-1], here, columns)
+            fills, unknown = fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
             self._name_retyped(table, place, retyped_since_copy(known[-1], here, columns, self._warehouse.typed))
             self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
@@ -240,13 +239,14 @@ class TableVersions:
             )
             want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
-        earlier = _fields(previous, columns)
+        earlier = fields_by_name(previous, columns)
         self._name_retyped(table, place, retyped(previous, version, columns))
         self._name_reprinted(table, place, _type_ids(previous), version)
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
-        fills, unknown = fills_between(previous, version, columns, before_it | copied)
+        shared = shared_names([*self._history.before(step[0]), *step], known)
+        fills, unknown = fills_between(previous, version, columns, before_it | copied, shared)
         self._name(table, place, unknown)
         is_uncertain = self._history.is_uncertain(table, previous, self._history.before(step[0]))
         if (is_uncertain or (version.facts is None) != (previous.facts is None)) and looks(version.relation) == looks(
@@ -337,62 +337,6 @@ def _typed(warehouse: Warehouse, version: SchemaVersion) -> SchemaVersion:
     return replace(version, relation=warehouse.typed(relation), facts=facts)
 
 
-def _fields(version: SchemaVersion, columns: StructType) -> dict[str, StructField]:
-    names = [column.name for column in version.relation.columns]
-    return dict(zip(names, assign_columns(columns, version.relation), strict=True))
-
-
-def fills_between(
-    previous: SchemaVersion, version: SchemaVersion, columns: StructType, dropped: Collection[str] = ()
-) -> tuple[tuple[Fill, ...], list[str]]:
-    """Return the fills of the new version's new columns for rows of the previous version, and the columns without a certain value.
-
-    In a column with the name of a ``dropped`` column, these rows may still have a value of that column.
-    """
-    old, new = _fields(previous, columns), _fields(version, columns)
-    used = {*dropped, *old}
-    if previous.facts is None or version.facts is None:
-        unknown = [name for name in new if name not in old]
-        return tuple(Fill(new[name].name) for name in unknown if used & {name, new[name].name}), unknown
-    # The changelog's column may be wider by now. But these rows had this type.
-    types = {column.name: spark_type(column) for column in previous.relation.columns}
-    old_numbers = {fact.number: name for name, fact in zip(old, previous.facts, strict=True)}
-    fills, unknown = [], []
-    for name, column, fact in zip(new, version.relation.columns, version.facts, strict=True):
-        source = old_numbers.get(fact.number)
-        if source is not None and old[source].name == new[name].name:
-            continue
-        fill = _fill(new[name], None if source is None else StructField(old[source].name, types[source]), column, fact)
-        if fill is None and source == name:
-            continue  # the column has another type: `_name_retyped` warns of it
-        if fill is None:
-            unknown.append(name)
-            fill = Fill(new[name].name)
-        if fill != Fill(fill.column) or used & {name, fill.column}:
-            fills.append(fill)
-    return tuple(fills), unknown
-
-
-def _fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
-    """Return the fills of a later version's columns for a snapshot's rows, and the columns without a certain value."""
-    new, known = _fields(version, columns), dict(snapshot.snapshot)
-    if version.facts is None:
-        return (), [name for name, field in new.items() if field.name not in known.values()]
-    fills, unknown = [], []
-    for (name, field), column, fact in zip(new.items(), version.relation.columns, version.facts, strict=True):
-        source = known.get(fact.number)
-        if source == field.name:
-            continue
-        fill = _fill(field, None if source is None else columns[source], column, fact)
-        if fill is None and source is None:
-            unknown.append(name)
-            if field.name in known.values():
-                fills.append(Fill(field.name))
-        elif fill is not None and (fill.source is not None or fill.value is not None or field.name in known.values()):
-            fills.append(fill)
-    return tuple(fills), unknown
-
-
 def _columns_of(snapshot: Version) -> list[_Former]:
     """Return the columns of a snapshot's rows. Snapshots of older versions of cdcpipe do not have PostgreSQL's names."""
     names = {number: name for number, name, *_ in snapshot.described}
@@ -446,7 +390,7 @@ def _hide(
     masks, relation = warehouse.masks, version.relation
     if not masks.rules:
         return fills
-    fields = _fields(version, columns)
+    fields = fields_by_name(version, columns)
     kinds = masks.kinds(relation.namespace, relation.name, fields)
     kinds_then = masks.kinds(then.schema, then.name, [name for _, name, _ in former])
     is_certain = version.facts is not None and all(number is not None for number, *_ in former)
@@ -469,10 +413,3 @@ def _hide(
     others = {field.name for name, field in fields.items() if name not in hidden}
     emptied = sorted({*(fields[name].name for name in hidden), *hidden.values()} - others)
     return (*(fill for fill in fills if fill.column not in emptied), *map(Fill, emptied))
-
-
-def _fill(field: StructField, source: StructField | None, column: Column, fact: ColumnFacts) -> Fill | None:
-    """Return the value of earlier rows in a new ``column``; None if it is not known."""
-    if source is not None:
-        return Fill(field.name, source.name) if holds(field.dataType, source.dataType) else None
-    return None if fact.is_filled else Fill(field.name, value=missing_text(fact, column.type_id))

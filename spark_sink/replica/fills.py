@@ -36,9 +36,16 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
     for fill in fills:
         kind = rows.schema[fill.column].dataType
         if fill.source is not None:
-            values[fill.column] = F.col(quote(fill.source)).cast(kind)
-            unsent.append(F.when(F.array_contains(unchanged, fill.source), F.lit(fill.column)))
-            texts.append((fill.column, exact.getItem(fill.source)))
+            value, is_unsent = F.col(quote(fill.source)).cast(kind), F.array_contains(unchanged, fill.source)
+            text = exact.getItem(fill.source)
+            if fill.or_own:
+                is_there = value.isNotNull() | text.isNotNull() | is_unsent
+                value = F.when(is_there, value).otherwise(F.col(quote(fill.column)))
+                text = F.when(is_there, text).otherwise(exact.getItem(fill.column))
+                is_unsent |= ~is_there & F.array_contains(unchanged, fill.column)
+            values[fill.column] = value
+            unsent.append(F.when(is_unsent, F.lit(fill.column)))
+            texts.append((fill.column, text))
         else:
             values[fill.column], text = map(F.expr, constant_sql(fill.value, kind))
             texts.append((fill.column, text))

@@ -7,6 +7,7 @@ old one. Spark takes seconds to write a replica anew, and a migration may alter 
 rows and returns False, and Spark does the work (merge.py), for
 
 - columns that have swapped their names;
+- values of a column of another type;
 - a large replica;
 - a replica that keeps deleted rows, exact texts, or marks of unknown values.
 """
@@ -80,7 +81,7 @@ def _fill(log: TableLog, wanted: StructType, piece: Piece) -> bool:
             constants[fill.column], exact = constant(fill.value, kind)
             if exact is not None:
                 return False
-        elif types.get(fill.source) == kind:
+        elif types.get(fill.source) == kind and not fill.or_own:
             copies[fill.column] = fill.source
         else:
             return False

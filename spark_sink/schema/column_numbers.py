@@ -8,22 +8,15 @@ have changed from that version to this one and to the catalog.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-
-from cdcpipe.types.pg_type import type_ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["ColumnFacts", "looks", "missing_text", "numbered"]
-
-[_FLOAT4] = type_ids_of("float4")
+__all__ = ["ColumnFacts", "looks", "numbered"]
 
 _Look = tuple[str, int, int]
 """A column's name, type id and type modifier."""
@@ -57,17 +50,6 @@ def numbered(
     if numbers is None or not earlier.keys() & later.keys() <= set(numbers):
         return None
     return tuple(facts.get(number, ColumnFacts(number, None, is_filled=True)) for number in numbers)
-
-
-def missing_text(fact: ColumnFacts, type_id: int) -> str | None:
-    """Return the value of earlier rows in a column of this type, as a text for each type to which the column may be widened.
-
-    As a double, 0.1 is not the value that 0.1 is as a real.
-    """
-    if fact.missing is None or type_id != _FLOAT4:
-        return fact.missing
-    value = pa.scalar(fact.missing).cast(pa.float32()).as_py()
-    return repr(value) if math.isfinite(value) else fact.missing
 
 
 def looks(relation: Relation) -> list[_Look]:

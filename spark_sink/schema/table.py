@@ -110,11 +110,15 @@ class Fill:
 
     The value is that of the column ``source``, the column's name before it was renamed. If ``source`` is None, it is ``value``:
     text as PostgreSQL writes it, None for NULL.
+
+    With ``or_own`` a row without a value in ``source`` keeps the one that it has: some of these rows came before the changelog had
+    the column ``source``.
     """
 
     column: str
     source: str | None = None
     value: str | None = None
+    or_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class Version:
             "relation_id": self.relation_id,
             "key": list(self.key),
             "columns": list(self.columns),
-            "fills": [asdict(fill) for fill in self.fills],
+            "fills": [{name: value for name, value in asdict(fill).items() if value is not False} for fill in self.fills],
             "snapshot": [list(column) for column in self.snapshot],
             "gone": list(self.gone),
             "described": [list(column) for column in self.described],

@@ -364,6 +364,35 @@ def test_the_values_of_new_columns_in_earlier_rows(spark: Any) -> None:
     assert tuple(marks) == ([], {"k": "infinity"})
 
 
+def test_rows_from_before_a_narrower_column_keep_their_values(spark: Any) -> None:
+    """A column was widened before it got the column of the narrower type (`Fill.or_own`)."""
+    rows = spark.createDataFrame(
+        [
+            (1, None, 1.5, [], {}),
+            (2, 2.5, None, [], {}),
+            (3, None, None, [], {}),
+            (4, None, None, [], {"v": "old"}),
+            (5, None, None, [], {"v__float": "new"}),
+            (6, 6.5, None, [], {"v": "old"}),
+            (7, None, None, ["v"], {}),
+            (8, None, 8.5, ["v__float"], {}),
+        ],
+        "k int, v__float float, v double, _cdc_unchanged array<string>, _cdc_exact map<string, string>",
+    )
+    made = filled(rows, [Fill("v", "v__float", or_own=True)]).orderBy("k")
+    found = [(row["v"], "v" in row["_cdc_unchanged"], row["_cdc_exact"].get("v")) for row in made.collect()]
+    assert found == [
+        (1.5, False, None),
+        (2.5, False, None),
+        (None, False, None),
+        (None, False, "old"),
+        (None, False, "new"),
+        (6.5, False, None),
+        (None, True, None),
+        (None, True, None),
+    ]
+
+
 def test_a_key_is_an_array_of_floating_point_numbers(spark: Any, tmp_path: Path) -> None:
     """Spark's MERGE and joins compare it; both refuse expressions that are not deterministic."""
 

@@ -10,8 +10,9 @@ import pytest
 from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.masks import KEY_VARIABLE
 from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.changelog.earlier_values import fills_between
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
-from spark_sink.changelog.versions import TableVersions, check_masked, fills_between, insert_snapshot
+from spark_sink.changelog.versions import TableVersions, check_masked, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.names import Names, Naming
@@ -74,6 +75,43 @@ def test_a_column_that_is_wider_now() -> None:
     columns = merge_columns(None, [table("id a:23"), table("id b:23"), table("id a:20")], widen=True)
     assert [field.dataType.simpleString() for field in columns] == ["int", "bigint", "int"]
     assert fills_between(before, after, columns) == ((Fill("b", "a"),), [])
+
+
+@pytest.mark.parametrize(
+    ("before", "is_own"),
+    [
+        ("id=1 a:1082=2", True),
+        ("id=1", True),
+        ("id=1 a:1114=3", False),  # dropped, and added again
+        ("id=1 A:1114=3", False),
+        ("id=1 a:1082", False),  # nobody knows
+    ],
+)
+def test_earlier_values_in_a_column_that_was_widened_before_the_narrower_one_came(
+    tmp_path: Path, before: str, *, is_own: bool
+) -> None:
+    """There and back in one micro-batch: the changes before it are in the second column, older rows in the first one."""
+    narrow, wide = "id=1 a:1082=2", "id=1 a:1114=2"
+    relations = [table(narrow), table(wide)]
+    columns = merge_columns(None, [*relations, relations[0]])
+    assert columns.names == ["id", "a", "a__date"]
+    first = SchemaVersion(5, 0, table(before), None if "=" not in before[-2:] else numbered(table(before), catalog(before), None))
+
+    class Longer(Stepped):
+        def before(self, _version: SchemaVersion) -> list[SchemaVersion]:
+            return [first]
+
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    history = cast("SchemaHistory", Longer(*described((narrow, wide), relations)))
+    versions = TableVersions(warehouse, history, PublishedTables(None))
+    [*_, noted] = versions.with_new(TABLE, [version(10, 0, ID)], [Use(30, 0, relations[1], 30)], 20, columns, columns)
+    assert noted.fills == (Fill("a", "a__date", or_own=is_own),)
+    assert Version.from_json(noted.to_json()) == noted
+    # The rows of a copy come before the wider type, and there are changes of the first column between.
+    snapshot = replace(version(20, 0, ID), snapshot=((1, "id"), (2, "a__date")))
+    [*_, found] = insert_snapshot([version(30, 0, ID)], snapshot, history, columns, warehouse, TABLE)
+    assert found.fills == (Fill("a", "a__date", or_own=True),)
 
 
 class History:
