@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.pgoutput.messages import Relation, Update
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.history import read_history
+from spark_sink.replica.merge import merge_changes
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.staging.log import Position
@@ -51,3 +53,53 @@ def test_columns_that_come_with_its_changes(spark: Any, tmp_path: Path, ahead: l
         else:
             with pytest.raises(WarehouseError, match="has no key"):
                 read(spark, house.root, "public.t")
+
+
+FLOAT4, FLOAT8 = 700, 701
+
+
+class Catalog(PublishedTables):
+    """The catalog's facts about columns that were never dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Any]:
+        del is_of_now
+        return [
+            {"number": number, "name": c.name, "type_id": c.type_id, "type_modifier": -1, "missing": None, "is_filled": False}
+            for number, c in enumerate(relation.columns, 1)
+        ]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_wider_type_that_came_without_its_changes(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_back: bool
+) -> None:
+    """A micro-batch ends between the column's new type and its rows. With ``is_back`` the type is back at once."""
+    house, log, published = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging"), Catalog()
+    house.open(EPOCH)
+    narrow, wide = (relation(1, "t", ("id", INT4), ("v", kind)) for kind in (FLOAT4, FLOAT8))
+
+    def update(key: bytes, value: bytes) -> Update:
+        return Update(None, 1, None, None, (key, value))
+
+    def tables() -> KnownTables:
+        return KnownTables(spark, house, SchemaHistory(spark, house, published), published)
+
+    def merge() -> list[float | None]:
+        house.record(Position(1, log.end_lsn))
+        merge_changes(spark, house, T, Position(1, log.end_lsn))
+        rows = read_replica(spark, house.root, "public.t").orderBy("id").collect()
+        return [row["v__float"] if "v__float" in row and row["v__float"] is not None else row["v"] for row in rows]
+
+    MicroBatch(tables(), [log.segment([narrow, *(into(narrow, b"%d" % key, b"0.5") for key in range(4))])]).append()
+    assert merge() == [0.5] * 4
+    batch = [[update(b"1", b"1.5")], [wide, update(b"2", b"2.5")]] + [[narrow, update(b"3", b"3.5")]] * is_back
+    segment = log.segment(*batch, before=[narrow])
+    with monkeypatch.context() as patched:
+        patched.setattr(MicroBatch, "_commit", None)
+        with pytest.raises(TypeError):
+            MicroBatch(tables(), [segment]).append()
+    MicroBatch(tables(), [segment]).append()
+    assert merge() == [0.5, 1.5, 2.5, 3.5 if is_back else 0.5]
