@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.retry import RetryPolicy
-from spark_sink.delta.log import APPLICATION, TableLog, commit_path
+from spark_sink.delta.log import APPLICATION, POSITION_RETENTION, TableLog, commit_path
 from spark_sink.delta.schema import (
     MAPPING_MODE,
     MAX_COLUMN_ID,
@@ -132,10 +132,15 @@ def open_table(path: Path) -> FileTable:
 
 def _check_supported(log: TableLog) -> None:
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
+        way_out = (
+            f"ALTER TABLE ... UNSET TBLPROPERTIES ('{POSITION_RETENTION}')"
+            if obstacle.endswith(POSITION_RETENTION)
+            else "undo what gave it to the table (ALTER TABLE ... DROP CONSTRAINT, UNSET TBLPROPERTIES), then ALTER TABLE ... DROP "
+            "FEATURE ... TRUNCATE HISTORY"
+        )
         raise DeltaError(
             f"the Delta table {log.path} has {obstacle}, and cdcpipe can't write to such a table",
-            hint="undo what gave it to the table (ALTER TABLE ... DROP CONSTRAINT, UNSET TBLPROPERTIES), then ALTER TABLE ... DROP "
-            "FEATURE ... TRUNCATE HISTORY. Do not remove a changelog: nothing else has its changes",
+            hint=f"{way_out}. Do not remove a changelog: nothing else has its changes",
         )
 
 

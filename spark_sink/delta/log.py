@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLICATION",
+    "POSITION_RETENTION",
     "RESTORED",
     "LogCache",
     "Mark",
@@ -76,7 +77,7 @@ _IMPLIED = {
 _WRITES = ("WRITE", "MERGE")
 """The operations with which file_table.commit adds rows."""
 _OWN_RETENTION = {"delta.logRetentionDuration", "delta.enableExpiredLogCleanup"}
-_POSITION_RETENTION = "delta.setTransactionRetentionDuration"
+POSITION_RETENTION = "delta.setTransactionRetentionDuration"
 """With this property, checkpoints leave out a position that was recorded so long ago. It would be taken for none."""
 _NEWEST_COMMITS = 20
 _MANY_COMMITS, _MOST_COMMITS = 200, 1000
@@ -190,8 +191,8 @@ class TableLog:
         unknown = self.features(kind).difference(known)
         if unknown:
             return f"the feature {min(unknown)}"
-        if kind == "writerFeatures" and _POSITION_RETENTION in self.metadata.get("configuration", {}):
-            return f"the property {_POSITION_RETENTION}"
+        if kind == "writerFeatures" and POSITION_RETENTION in self.metadata.get("configuration", {}):
+            return f"the property {POSITION_RETENTION}"
         return "partitions" if self.metadata.get("partitionColumns") else None
 
     def refresh(self) -> Self:

@@ -78,7 +78,8 @@ class Histories:
             return None
         found, versions = stored_histories.facts(self._warehouse, table), self._warehouse.versions(table)
         lsn = stored_histories.wanted_lsn(versions, changelog_lsn, reached.lsn)
-        return Position(reached.epoch, lsn) if found is None or found.known_lsn(versions) < lsn else None
+        is_there = found is not None and found.known_lsn(versions) >= lsn and not found.forgets_lsn  # else warn before it forgets
+        return None if is_there else Position(reached.epoch, lsn)
 
     def _bring(self, table: Table, until: Position) -> None:
         try:

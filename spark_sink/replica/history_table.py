@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spark_sink.replica.pieces import Piece
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.lock import TableLock
+    from spark_sink.warehouse.stored_histories import HistoryFacts
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["bring", "rows_at"]
@@ -59,17 +60,14 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     """Bring a table's history to the position ``until`` of its changelog. Creates the history if it does not exist.
 
     Does nothing for a table without a key, and for one with an unfinished snapshot. Raises WarehouseError if changes that it needs
-    have been purged, or if another program has set the history back. The caller holds the right to write histories. ``lock`` is the
-    lock of this process's pipeline.
+    have been purged, if another program has set the history back, or if the history forgets its position. The caller holds the
+    right to write histories. ``lock`` is the lock of this process's pipeline.
     """
     path, known = house.history(table), stored_histories.facts(house, table)
-    if known is not None and known.is_restored:
-        if not known.is_noted:
+    if known is not None:
+        if known.is_restored and not known.is_noted:
             delta.set_properties(spark, path, properties(is_restored=True))
-        raise WarehouseError(
-            f"RESTORE has set the history of {table} back to an earlier version, and it lacks versions since",
-            hint=f"move {path} away: a new history begins with what the changelog has",
-        )
+        _check(path, table, known)
     with lock.reading():
         versions = _versions(house, table)
     if not versions or merge_without_spark(house, table, versions, known, until):
@@ -101,6 +99,23 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
         step.replace_current()
     if step.copies != known.copies:
         delta.set_properties(spark, path, properties(copies=step.copies))
+
+
+def _check(path: Path, table: Table, known: HistoryFacts) -> None:
+    """Raise WarehouseError if a history can't go on."""
+    anew = f"move {path} away: a new history begins with what the changelog has"
+    if known.is_restored:
+        raise WarehouseError(
+            f"RESTORE has set the history of {table} back to an earlier version, and it lacks versions since", hint=anew
+        )
+    if known.lsn == 0:  # each history begins with a position; without it all changes would come again
+        raise WarehouseError(f"the history of {table} has lost the place up to which it has the changes", hint=anew)
+    if known.forgets_lsn:
+        raise WarehouseError(
+            f"the history of {table} has the property {delta_log.POSITION_RETENTION}, with which it forgets the place up to which"
+            " it has the changes",
+            hint=f"ALTER TABLE {delta.table_name(path)} UNSET TBLPROPERTIES ('{delta_log.POSITION_RETENTION}')",
+        )
 
 
 def _versions(house: Warehouse, table: Table) -> Sequence[Version]:

@@ -38,6 +38,8 @@ class HistoryFacts:
     """Whether another program has set the history back (RESTORE): it lacks versions, and its log does not say which."""
     is_noted: bool = False
     """Whether the history says so in a property, too (`properties`)."""
+    forgets_lsn: bool = False
+    """Whether it has the property with which Delta's checkpoints leave out its ``lsn`` some day. Then this is 0."""
 
     def known_lsn(self, versions: Sequence[Version]) -> int:
         """Return the LSN up to which the history is right.
@@ -85,7 +87,8 @@ def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
         end = delta_log.newest(log.path)
         is_noted = delta_log.RESTORED in found
         is_restored = is_noted or (end is not None and end.is_restored)
-        return HistoryFacts(log.lsn or 0, int(LSN.parse(found.get(_AFTER, "0/0"))), copies, is_restored, is_noted)
+        after_lsn, forgets_lsn = int(LSN.parse(found.get(_AFTER, "0/0"))), delta_log.POSITION_RETENTION in found
+        return HistoryFacts(log.lsn or 0, after_lsn, copies, is_restored, is_noted, forgets_lsn)
 
 
 def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:

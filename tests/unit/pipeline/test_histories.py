@@ -1,6 +1,7 @@
 """The rounds that bring the stored histories up to date, without Spark: one history that can't go on does not stop the others."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,41 @@ def test_a_history_that_was_set_back_is_named(
     restore["commitInfo"]["operation"] = "OPTIMIZE"
     delta_log.commit_path(path, 1).write_text(json.dumps(restore))
     assert stored_histories.facts(house, A) == found
+
+
+@pytest.mark.parametrize(
+    ("properties", "is_lost", "said"),
+    [
+        (
+            {"delta.setTransactionRetentionDuration": "interval 1 hours"},
+            False,
+            r"has the property delta\.setTransactionRetentionDuration, .*; ALTER TABLE .* UNSET TBLPROPERTIES",
+        ),
+        ({}, True, "has lost the place up to which it has the changes; move .* away"),
+    ],
+)
+def test_a_history_that_forgets_its_position_is_named(
+    house: Warehouse,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    properties: dict[str, str],
+    is_lost: bool,
+    said: str,
+) -> None:
+    """All changes would come to it again, and each version that has ended would be there twice."""
+    house.forget(B)
+    path, schema = house.history(A), history_schema(StructType([StructField("id", LongType())]))
+    first = stored_histories.first_properties(house, A, 0, frozenset())
+    Rewrite.new(path, ID, schema, {**first, **properties}).commit(Position(1, 100))
+    if is_lost:
+        commit = delta_log.commit_path(path, 0)
+        commit.write_text("\n".join(line for line in commit.read_text().splitlines() if '"txn"' not in line))
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    spark: Any = None
+    Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
+    (message,) = caplog.messages
+    assert re.match(f"the history of public.a stays as it is: the history of public.a {said}", message)
+    assert delta_log.commits(path) == [0]
 
 
 def test_a_history_that_cannot_go_on_stays_as_it_is(
