@@ -157,10 +157,13 @@ TEMPORARY_PREFIX = ".tmp-"
 """The names of half-written files begin with this. A launcher that starts deletes such files."""
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a small JSON file atomically. The file and its name are durable when this returns. Its directory must exist."""
+def write_json(path: Path, value: dict[str, Any], mode: int = 0o600) -> None:
+    """Write a small JSON file atomically. The file and its name are durable when this returns. Its directory must exist.
+
+    The file has the permissions of ``mode`` that the umask leaves: nobody else reads it unless the caller says so.
+    """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with named(path), open(fd, "wb") as stream:
             stream.write(json.dumps(value, indent=1).encode() + b"\n")

@@ -384,9 +384,12 @@ def read_file(path: Path) -> bytes | None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a small JSON file atomically; it is durable when this returns. Raises StorageError if the store can't be reached."""
+    """Write a small JSON file atomically; it is durable when this returns. Raises StorageError if the store can't be reached.
+
+    Whoever may read the tables may read it: in a file system the umask decides for both.
+    """
     if is_local(path):
-        local.write_json(path, value)
+        local.write_json(path, value, 0o666)
         return
     try:
         path.write_bytes(json.dumps(value, indent=1).encode() + b"\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.files import places
 from spark_sink.files.local import check_usable, fsync_directory, local_directory, read_json, write_json
 from spark_sink.files.places import put_if_absent, sync_file
 
@@ -39,6 +41,19 @@ def test_a_file_that_cannot_be_made_durable_is_named(tmp_path: Path, monkeypatch
             write()
         assert str(raised.value.filename).startswith(str(named))
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_who_reads_the_tables_reads_what_is_noted_of_them(tmp_path: Path) -> None:
+    """The umask decides for a warehouse. A staging directory is private whatever the umask is."""
+    before = os.umask(0o027)
+    try:
+        places.write_json(tmp_path / "of_a_warehouse", {})
+        put_if_absent(tmp_path / "of_a_copy", b"")
+        write_json(tmp_path / "of_a_log", {})
+    finally:
+        os.umask(before)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
+    assert modes == {"of_a_warehouse": 0o640, "of_a_copy": 0o640, "of_a_log": 0o600}
 
 
 def test_a_disk_that_was_mounted_read_only_is_no_missing_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
