@@ -10,11 +10,10 @@ have initdb, pg_ctl and postgres, but no psql. PostgreSQL refuses to run as root
 no such user, as `nobody`. This user cannot reach a virtual environment below a private directory. So root copies the servers of
 wheel and npm to /var/cache, and runs the copies.
 
-Importing this module needs only the standard library; connecting needs psycopg. `scripts/pg` runs this module as a program: one
-such server in the foreground.
+Importing this module needs only the standard library; connecting needs psycopg. `scripts/pg` runs such a server in the foreground:
+pg.py.
 """
 
-import argparse
 import atexit
 import contextlib
 import functools
@@ -25,7 +24,6 @@ import os
 import pwd
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -453,31 +451,6 @@ def _free_port() -> int:
     raise PostgresError("no free port below 32000")
 
 
-def main() -> int:
-    """Run a server until Ctrl-C or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="scripts/pg", description="A throwaway PostgreSQL; Ctrl-C removes it.")
-    parser.add_argument("version", nargs="?", default="18", help=f"{', '.join(VERSIONS)} (default: 18)")
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="a line for postgresql.conf")
-    args = parser.parse_args()
-    settings = dict(setting.split("=", 1) for setting in args.settings if "=" in setting)
-    if len(settings) < len(args.settings):
-        parser.error("a setting is NAME=VALUE")
-    stops = {signal.SIGINT, signal.SIGTERM}
-    try:
-        with Cluster(args.version, settings=settings) as cluster:
-            signal.pthread_sigmask(signal.SIG_BLOCK, stops)
-            print(cluster.dsn)
-            print(cluster.tcp_dsn)
-            print(f"export PGHOST=127.0.0.1 PGPORT={cluster.port} PGUSER=postgres PGDATABASE=postgres", flush=True)
-            signal.sigwait(stops)
-    except KeyboardInterrupt:
-        pass
-    except PostgresError as ex:
-        print(f"scripts/pg: {ex}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def _pg_ctl(cluster: Cluster, *args: str | Path) -> None:
     run_as(cluster, cluster.bin("pg_ctl"), "-D", cluster.data, *args)
 
@@ -492,7 +465,3 @@ def run_as(cluster: Cluster, *command: str | Path) -> None:
             output.seek(0)
             said = output.read().decode(errors="replace")
             raise PostgresError(f"{command[0]} failed ({done.returncode}):\n{said}\n{cluster.log()[-4000:]}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

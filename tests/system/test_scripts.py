@@ -18,12 +18,15 @@ from support.paths import ROOT
 
 def start_pg(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """Run scripts/pg without its virtual environment. Return it and the DSN that it prints."""
-    process = subprocess.Popen([sys.executable, ROOT / "scripts/lib/postgres.py", *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, ROOT / "scripts/lib/pg.py", *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 
-CONNECT = 'import psycopg; print(psycopg.connect("").info.dbname)'
+CONNECT = """
+python -c 'import psycopg; print(psycopg.connect("").info.dbname)'
+command -v cdcpipe >/dev/null && psql -Atc "select 'asked'"
+"""
 
 
 def directory_of(dsn: str) -> Path:
@@ -36,9 +39,9 @@ def test_pg_starts_and_stops(pg18: postgres.Cluster, number: signal.Signals) -> 
     with process:
         assert process.stdout is not None
         process.stdout.readline()
-        line = process.stdout.readline()  # pasted into a shell, it is enough for libpq
-        reached = subprocess.run(["sh", "-c", f"{line} exec {sys.executable} -c '{CONNECT}'"], capture_output=True, text=True)
-        assert (line.startswith("export PGHOST="), reached.stdout) == (True, "postgres\n"), reached.stderr
+        line = process.stdout.readline()  # pasted into a shell, it is enough for libpq, and for the programs
+        reached = subprocess.run(["/bin/sh", "-c", line + CONNECT], capture_output=True, text=True, env={"PATH": "/none"})
+        assert (line.startswith("export PGHOST="), reached.stdout) == (True, "postgres\nasked\n"), reached.stderr
         with psycopg.connect(dsn) as connection:
             assert connection.execute("show wal_level").fetchone() == ("logical",)
             assert connection.execute("show log_statement").fetchone() == ("all",)

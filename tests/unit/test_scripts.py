@@ -7,6 +7,7 @@ from pathlib import Path
 
 import big
 import equality
+import pg
 import processes
 import pytest
 from soak_options import BIG_CASES
@@ -28,9 +29,24 @@ def test_shell_scripts_are_shell(path: Path) -> None:
 
 
 def test_pg_says_what_is_wrong() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts/lib/postgres.py", "9"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "scripts/lib/pg.py", "9"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "PostgreSQL 9 is not among" in done.stderr
+
+
+@pytest.mark.parametrize("has_psql", [True, False])
+def test_the_line_of_pg_is_enough_for_a_shell(has_psql: bool, tmp_path: Path) -> None:
+    """Also if a folder has a space in its name. The servers 14 and 17 have no psql: then the folder is left out."""
+    folders = [tmp_path / "an environment/bin", tmp_path / "a server/bin"]
+    programs = [folder / name for folder, name in zip(folders, ("cdcpipe", "psql"), strict=True)][: 1 + has_psql]
+    for program in programs:
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    line = pg.shell_line(20000, folders[1] / "psql", str(folders[0].parent))
+    asks = 'command -v cdcpipe; command -v psql; echo "$PGHOST $PGPORT $PGUSER $PGDATABASE"; echo "${PATH##*:}"'
+    done = subprocess.run(["/bin/sh", "-c", f"{line}\n{asks}"], capture_output=True, text=True, env={"PATH": "/none:/with a space"})
+    assert done.stdout.splitlines() == [*map(str, programs), "127.0.0.1 20000 postgres postgres", "/with a space"], done.stderr
 
 
 HELP = {
