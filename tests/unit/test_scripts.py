@@ -1,6 +1,7 @@
 """The scripts, as far as they need no server."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,33 @@ def test_help_needs_no_virtual_environment(name: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(HELP[name])
     assert not list(tmp_path.iterdir())
+
+
+def in_env(command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command after lib/env.sh, as a script would."""
+    line = ["/bin/sh", "-c", f'. "{ROOT}/scripts/lib/env.sh"; {command}', ROOT / "scripts/any"]
+    return subprocess.run(line, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("versions", "found"),
+    [
+        ({"python3": 15, "python3.14": 14, "python3.12": 12}, "python3.14"),
+        ({"python3": 13, "python3.14": 14}, "python3"),
+        ({"python3": 10, "python3.11": 11}, "python3.11"),
+        ({"python3": 15}, ""),
+    ],
+)
+def test_python_is_one_that_has_the_packages(versions: dict[str, int], found: str, tmp_path: Path) -> None:
+    for name, minor in versions.items():
+        program = tmp_path / name
+        pretend = f"import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[1])"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{pretend}" "$2"\n')
+        program.chmod(0o755)
+    for name in ("basename", "dirname", "id", "getent", "cut"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    done = in_env("find_python", {"PATH": str(tmp_path), "HOME": "/"})
+    assert (done.stdout.strip(), "Python 3.11 to 3.14 is needed" in done.stderr) == (found, not found), done.stderr
 
 
 def test_the_big_cases_of_soak_are_those_of_its_help() -> None:
