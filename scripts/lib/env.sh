@@ -69,8 +69,11 @@ need_venv() {
     exec 9>&-
 }
 
+# After an upgrade of the distribution $python may be a newer Python, which looks for the packages in another folder.
 has_venv() {
-    [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && [ -x "$python" ]
+    [ "$(cat "$venv/stamp" 2>/dev/null)" = "$wanted" ] && version=$("$python" -V 2>/dev/null) || return 1
+    version=${version#Python }
+    [ -d "$venv/lib/python${version%.*}/site-packages" ]
 }
 
 make_venv() {

@@ -101,6 +101,20 @@ def test_python_is_one_that_has_the_packages(versions: dict[str, int], found: st
     assert (done.stdout.strip(), "Python 3.11 to 3.14 is needed" in done.stderr) == (found, not found), done.stderr
 
 
+@pytest.mark.parametrize(("version", "made"), [("3.11.9", ""), ("3.12.1", "made"), ("", "made")])
+def test_the_environment_is_made_again_for_another_python(version: str, made: str, tmp_path: Path) -> None:
+    """A distribution's upgrade changes the Python of an environment, or removes it."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "lib/python3.11/site-packages").mkdir(parents=True)
+    if version:
+        (venv / "bin/python").write_text(f"#!/bin/sh\necho Python {version}\n")
+        (venv / "bin/python").chmod(0o755)
+    stamped = 'echo "$(cksum <pyproject.toml) $root" >"$venv/stamp"; make_venv() { echo made; }; need_venv'
+    done = in_env(stamped, os.environ | {"CDCPIPE_VENV": str(venv)})
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, made, "")
+
+
 def test_the_big_cases_of_soak_are_those_of_its_help() -> None:
     assert set(big.CASES) == set(BIG_CASES)
 
