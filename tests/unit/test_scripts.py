@@ -8,9 +8,11 @@ from pathlib import Path
 
 import big
 import equality
+import generate_pg_type
 import pg
 import processes
 import pytest
+import record_stream
 from soak_options import BIG_CASES
 
 from support.paths import ROOT
@@ -59,6 +61,8 @@ HELP = {
     "lint": "Repairs the format",
     "docs": "Serves the pages",
     "record-debezium": "Records the events",
+    "record-stream": "Records tests/data/pgoutput",
+    "generate-pg-type": "Writes the rows",
     "bench/run": "Runs benchmarks",
 }
 
@@ -113,6 +117,28 @@ def test_the_environment_is_made_again_for_another_python(version: str, made: st
     stamped = 'echo "$(cksum <pyproject.toml) $root" >"$venv/stamp"; make_venv() { echo made; }; need_venv'
     done = in_env(stamped, os.environ | {"CDCPIPE_VENV": str(venv)})
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, made, "")
+
+
+def test_every_script_goes_through_env() -> None:
+    """So it has the environment's packages, and --help does nothing else."""
+    names = [path.name for path in (ROOT / "scripts").iterdir() if path.is_file()]
+    assert {*names, "bench/run"} == set(HELP)
+
+
+def test_a_generator_without_its_sources_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, data = tmp_path / "pg_type.py", tmp_path / "data"
+    target.write_bytes(generate_pg_type.TARGET.read_bytes())
+    monkeypatch.setattr(generate_pg_type, "TARGET", target)
+    monkeypatch.setattr(generate_pg_type, "missing_reason", lambda version: f"no {version}" if version == "15" else None)
+    with pytest.raises(SystemExit, match="no 15"):
+        generate_pg_type.main([])
+    with pytest.raises(SystemExit, match="no arguments"):
+        generate_pg_type.main(["-x"])
+    assert target.read_bytes() == (ROOT / "cdcpipe/types/pg_type.py").read_bytes()
+    monkeypatch.setattr(record_stream, "DATA", data)
+    with pytest.raises(SystemExit, match="PostgreSQL 9 is not among"):
+        record_stream.main(["18", "9"])
+    assert not data.exists()
 
 
 def test_the_big_cases_of_soak_are_those_of_its_help() -> None:
