@@ -84,6 +84,12 @@ def in_env(command: str, environment: dict[str, str]) -> subprocess.CompletedPro
     return subprocess.run(line, capture_output=True, text=True, env=environment)
 
 
+def link_programs(folder: Path) -> None:
+    """Put into a folder what the scripts need of the system, so that PATH has nothing else."""
+    for name in ("basename", "cat", "cksum", "cut", "dirname", "id", "sed", "uname"):
+        (folder / name).symlink_to(shutil.which(name))
+
+
 @pytest.mark.parametrize(
     ("versions", "found"),
     [
@@ -99,10 +105,27 @@ def test_python_is_one_that_has_the_packages(versions: dict[str, int], found: st
         pretend = f"import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[1])"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{pretend}" "$2"\n')
         program.chmod(0o755)
-    for name in ("basename", "dirname", "id", "getent", "cut"):
-        (tmp_path / name).symlink_to(shutil.which(name))
+    link_programs(tmp_path)
     done = in_env("find_python", {"PATH": str(tmp_path), "HOME": "/"})
     assert (done.stdout.strip(), "Python 3.11 to 3.14 is needed" in done.stderr) == (found, not found), done.stderr
+
+
+@pytest.mark.parametrize("selected", ["not spark", "not spark and not slow"])
+def test_the_tests_without_spark_need_no_java(selected: str, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    (venv / "lib/python3.11/site-packages").mkdir(parents=True)
+    servers = [f"postgresql/lib/node_modules/postgresql-{version}/native/bin/postgres" for version in (14, 17)]
+    emulators = [] if "slow" in selected else ["stores/bin/azurite-blob", "stores/bin/fake-gcs-server"]
+    for name in ("bin/python", *servers, *emulators):
+        (venv / name).parent.mkdir(parents=True, exist_ok=True)
+        (venv / name).write_text('#!/bin/sh\n[ "$*" = -V ] && echo Python 3.11.9 || echo "$JAVA_HOME $*"\n')
+        (venv / name).chmod(0o755)
+    link_programs(tmp_path)
+    environment = {"PATH": str(tmp_path), "HOME": "/", "CDCPIPE_VENV": str(venv), "JAVA_HOME": "/nonexistent"}
+    assert in_env('echo "$(cksum <pyproject.toml) $root" >"$venv/stamp"', environment).returncode == 0
+    done = subprocess.run([ROOT / "scripts/test", "-m", selected], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, f"/nonexistent -m pytest -m {selected}\n"), done.stderr
+    assert "fake-gcs-server" not in done.stderr
 
 
 @pytest.mark.parametrize(("version", "made"), [("3.11.9", ""), ("3.12.1", "made"), ("", "made")])
