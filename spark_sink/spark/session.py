@@ -93,6 +93,8 @@ _LOCAL_SETTINGS = {
     # for two minutes by the system's clock: after a laptop's sleep, a paused container, a clock that was set. Then it logs errors,
     # and ends the JVM ten minutes later.
     "spark.storage.blockManagerHeartbeatTimeoutMs": "36500d",
+    # Every user of this machine can connect to the ports of the JVM, over which rows and code go. Spark makes the secret itself.
+    "spark.authenticate": "true",
 }
 
 

@@ -3,6 +3,7 @@
 import os
 import random
 import resource
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,19 @@ def test_a_local_executor_is_not_lost_for_want_of_heartbeats(spark: Any) -> None
     """After a laptop's sleep Spark would count the executor as lost, and end the JVM ten minutes later."""
     limit_ms = spark.sparkContext._jsc.sc().conf().getTimeAsMs("spark.storage.blockManagerHeartbeatTimeoutMs")
     assert limit_ms > 365 * 86_400_000
+
+
+def test_the_ports_of_a_local_session_ask_for_a_secret(spark: Any) -> None:
+    """Else every user of the machine could fetch blocks with values of rows, and the code of tasks with the key of masks."""
+    context = spark.sparkContext
+    transfer = context._jsc.sc().env().blockManager().blockTransferService()
+    names = b"".join(len(name).to_bytes(4) + name for name in (context.applicationId.encode(), b"driver"))
+    body = b"\0" + names + (0).to_bytes(4)  # OpenBlocks, without blocks
+    request = b"\3" + (7).to_bytes(8) + len(body).to_bytes(4) + body  # RpcRequest 7
+    with socket.create_connection((transfer.hostName(), transfer.port()), timeout=60) as client, client.makefile("rb") as answers:
+        client.sendall((len(request) + 8).to_bytes(8) + request)
+        answer = answers.read(17)
+    assert answer[8] == 5, "no RpcFailure"
 
 
 def test_python_workers_are_shared_and_import_the_installed_pyspark(spark: Any) -> None:
