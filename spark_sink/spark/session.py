@@ -75,6 +75,7 @@ _NO_DELTA_HINT = (
 _NO_PACKAGES_HINT = (
     "correct --conf spark.jars.packages, let this machine reach the packages' repository, or give the jars by --jars DIR"
 )
+_PROXY_HINT = "; Java ignores https_proxy: set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'"
 _JAVA_MINIMUM = 17
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
 _DEFAULT_MASTER = "local[2]"
@@ -174,6 +175,8 @@ def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str,
     has_ended = JVM_ENDED in str(ex) or jvm.has_ended(jvm.END_S)
     if has_ended and (missing := not_fetched(jvm.at_start())) is not None:
         hint = _NO_DELTA_HINT if "io.delta:" in missing else _NO_PACKAGES_HINT
+        if "https_proxy" in map(str.lower, os.environ):
+            hint += _PROXY_HINT
         return InitError(f"Spark did not start, because it could not fetch {missing}", hint=f"{hint}; -v shows where Spark looked")
     error, has_reason = failed_start(ex, settings, given, jvm.at_start() if has_ended else None)
     if not has_reason:

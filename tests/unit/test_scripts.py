@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import big
@@ -205,6 +206,12 @@ def test_programs_of_the_scripts_import_this_checkout(monkeypatch: pytest.Monkey
     monkeypatch.setenv("MORE", "given")
     found = processes.environment(MORE="x")
     assert (found["PYTHONPATH"], found["MORE"]) == (f"{ROOT}{os.pathsep}/there", "given")
+
+
+def test_tests_reach_their_servers_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert urllib.request.proxy_bypass("127.0.0.1")
+    assert urllib.request.proxy_bypass("localhost")
 
 
 def test_the_children_of_a_process() -> None:

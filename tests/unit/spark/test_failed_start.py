@@ -5,6 +5,7 @@ import os
 import pytest
 
 from spark_sink.files.system_hints import hint_in
+from spark_sink.spark import jvm, session
 from spark_sink.spark.failed_start import failed_start, not_fetched, reason_of
 from support.spark_errors import Py4JError
 
@@ -108,3 +109,16 @@ def test_packages_that_were_not_fetched_are_one_line() -> None:
     assert not_fetched(IVY.splitlines()) == f"io.delta:delta-spark_4.2_2.13:4.4.0 and a.b:c:1.0 ({reason})"
     assert not_fetched([line for line in IVY.splitlines() if "ERRORS" in line or "Exception in" in line]) is not None
     assert not_fetched(MASTER.splitlines()) is None
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "HTTPS_PROXY", None])
+def test_packages_that_were_not_fetched_behind_a_proxy(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not take the proxy from the environment. Its address may have a password, which the hint does not show."""
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "http://me:secret@proxy:3128")
+    monkeypatch.setattr(jvm, "has_ended", lambda _seconds: True)
+    monkeypatch.setattr(jvm, "at_start", IVY.splitlines)
+    hint = session._start_error(RuntimeError("no gateway"), {}, {}).hint or ""
+    assert ("JAVA_TOOL_OPTIONS=" in hint, "secret" in hint) == (variable is not None, False)
