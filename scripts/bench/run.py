@@ -284,7 +284,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="timed runs of each variant (default: 5)")
     parser.add_argument("--sink", choices=["null", "pipe"], default="null", help="/dev/null, or a reader that drains")
     parser.add_argument("--transport", choices=["unix", "tcp"], action="append", help="default: both")
-    parser.add_argument("--output", type=Path, default=Path("bench-data/runs.jsonl"), help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=Path("bench-data/runs.jsonl"), help="relative to the checkout (default: %(default)s)"
+    )
     args = parser.parse_args()
     wanted = args.benchmarks or names
     unknown = set(wanted) - set(names)

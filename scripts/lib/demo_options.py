@@ -22,9 +22,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--changes", type=int, default=200_000, help="row changes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the workload (default: %(default)s)")
     parser.add_argument("--format", choices=["delta", "parquet"], default="delta", help="default: %(default)s")
-    parser.add_argument("--jars", type=Path, help="a directory with Delta Lake's jars, where Maven Central is out of reach")
+    parser.add_argument(
+        "--jars",
+        type=Path,
+        help="a directory with Delta Lake's jars, where Maven Central is out of reach; relative to the checkout",
+    )
     parser.add_argument("--postgres", choices=postgres.VERSIONS, default="18", help="default: %(default)s")
-    parser.add_argument("--directory", type=Path, default=Path("demo-data"), help="made anew each time (default: %(default)s)")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("demo-data"),
+        help="made anew each time; relative to the checkout (default: %(default)s)",
+    )
     return parser
 
 

@@ -77,6 +77,9 @@ def test_help_needs_no_virtual_environment(name: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(HELP[name])
     assert not list(tmp_path.iterdir())
+    # env.sh makes the checkout the working directory.
+    takes_paths = name in ("demo", "test", "bench/run")
+    assert ("relative to the checkout" in " ".join(done.stdout.split())) == takes_paths
 
 
 def in_env(command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
