@@ -79,7 +79,7 @@ class RestartPolicy:
         self.has_had_slot = False
         """Whether the launcher has had the slot since its start. The launcher sets this."""
         self._busy_at: float | None = None
-        """When a start first found the slot in use, or a server that lacks something. Other errors do not end this wait."""
+        """When a start first found the slot in use, or a server that lacks something. Other failures do not end this wait."""
         self._last_error: Failure | None = None
         self._same_errors = 0
 
@@ -156,12 +156,14 @@ _GONE_SLOT_HINT = (
 
 def final_error(failure: Failure, end_lsn: int) -> CdcpipeError:
     """Return the error with which the launcher stops. ``end_lsn`` is the end of the log, 0 for a failure before the stream."""
-    if failure.code == ExitCode.PG_ERROR and end_lsn:
+    if failure.code == ExitCode.PG_ERROR and end_lsn and not failure.is_shortage:
         said = failure.message or "it said nothing"
         return ServerError(f"again and again, after {format_lsn(end_lsn)}: {said}", hint=failure.hint or POISON_HINT)
     error = error_of(failure)
     if failure.is_lost_slot:
         error.hint = f"{_LOST_SLOT_HINT}; or by hand: {failure.hint}"
+    elif failure.is_shortage:
+        error.hint = f"{failure.hint or 'give the server what it lacks'}; then start again: nothing is lost, the slot keeps the WAL"
     elif failure.code == ExitCode.SLOT_NOT_EXIST and end_lsn:  # the streamer's hint is for a slot that never existed
         error.hint = _GONE_SLOT_HINT.format(lsn=format_lsn(end_lsn))
     return error

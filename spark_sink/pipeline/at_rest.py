@@ -132,4 +132,4 @@ class Rest:
             return True
         facts = stored_histories.facts(house, table)
         lsn = stored_histories.wanted_lsn(versions, changelog.lsn, known_lsn)
-        return facts is not None and facts.known_lsn(versions) >= mergeable_lsn(versions, lsn)
+        return facts is not None and facts.known_lsn(versions) >= mergeable_lsn(versions, lsn) and not facts.forgets_lsn

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.types import ArrayType, TimestampType
+from pyspark.sql.types import ArrayType, DecimalType, IntegralType, TimestampType
 
 from cdcpipe.types.arrow.casts import convert_text
 from spark_sink.spark.sql import literal, quote
@@ -16,7 +16,7 @@ from spark_sink.spark.sql import literal, quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
     from spark_sink.schema.table import Fill
@@ -40,7 +40,8 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
             text = exact.getItem(fill.source)
             if fill.or_own:
                 is_there = value.isNotNull() | text.isNotNull() | is_unsent
-                value = F.when(is_there, value).otherwise(F.col(quote(fill.column)))
+                own = _through(F.col(quote(fill.column)), kind, rows.schema[fill.source].dataType)
+                value = F.when(is_there, value).otherwise(own)
                 text = F.when(is_there, text).otherwise(exact.getItem(fill.column))
                 is_unsent |= ~is_there & F.array_contains(unchanged, fill.column)
             values[fill.column] = value
@@ -55,6 +56,16 @@ def filled(rows: DataFrame, fills: Sequence[Fill]) -> DataFrame:
     added = F.map_filter(F.create_map(*(part for name, text in texts for part in (F.lit(name), text))), lambda _, v: v.isNotNull())
     lists = {"_cdc_unchanged": F.array_union(not_filled, also_unsent), "_cdc_exact": F.map_concat(kept, added)}
     return rows.withColumns(values | lists)
+
+
+def _through(value: Column, kind: DataType, narrower: DataType) -> Column:
+    """Return a value of type ``kind`` as PostgreSQL has it after ALTER TABLE to the narrower type, and back.
+
+    It rounds to an integer; Spark would cut off. NULL for a value that the narrower type can't hold: PostgreSQL had none.
+    """
+    if isinstance(narrower, IntegralType) and not isinstance(kind, IntegralType):
+        value = F.round(value) if isinstance(kind, DecimalType) else F.rint(value)
+    return value.try_cast(narrower).cast(kind)
 
 
 def constant_sql(text: str | None, kind: DataType) -> tuple[str, str]:

@@ -40,12 +40,12 @@ class PublishedTables:
         self._tables: dict[int, Mapping[str, Any]] = {}
         self._asked: set[object] = set()
         self._is_fresh = False
-        self._has_failed = False
-        """Whether the catalog could not be asked in this micro-batch. Each attempt may take a minute, so one is enough."""
+        self._failure: CdcpipeError | None = None
+        """Why the catalog could not be asked in this micro-batch. Each attempt may take a minute, so one is enough."""
 
     def begin_batch(self) -> None:
         """Allow to ask the catalog again: it is newer than everything in the stream so far."""
-        self._is_fresh = self._has_failed = False
+        self._is_fresh, self._failure = False, None
 
     def primary_key(self, relation: Relation) -> tuple[str, ...] | None:
         """Return the columns of today's primary key, empty if there is none; None if the table does not exist any more."""
@@ -86,12 +86,9 @@ class PublishedTables:
 
     def _described(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
         """Do the same as `_find`, but return None if the catalog can't be asked."""
-        if self._has_failed:
-            return None
         try:
             return self._find(relation, is_of_now=is_of_now)
         except CdcpipeError as ex:
-            self._has_failed = True
             _logger.info("cannot look up the columns of %s.%s: %s", relation.namespace, relation.name, ex)
             return None
 
@@ -101,8 +98,14 @@ class PublishedTables:
         asked = (relation.relation_id, relation.columns)
         is_wanted = (found is None or not _has_columns(found, relation)) and asked not in self._asked
         if (is_wanted or is_of_now) and self._describe is not None:
+            if self._failure is not None:
+                raise self._failure
             if not self._is_fresh:
-                self._tables = {table["relation_id"]: table for table in self._describe()}
+                try:
+                    self._tables = {table["relation_id"]: table for table in self._describe()}
+                except CdcpipeError as ex:
+                    self._failure = ex
+                    raise
                 self._is_fresh = True
             self._asked.add(asked)
             found = self._tables.get(relation.relation_id)

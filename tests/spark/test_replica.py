@@ -393,6 +393,27 @@ def test_rows_from_before_a_narrower_column_keep_their_values(spark: Any) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("narrower", "wider", "own", "expected"),
+    [
+        ("date", "timestamp_ntz", "timestamp_ntz'2020-01-01 12:34:00'", "timestamp_ntz'2020-01-01 00:00:00'"),
+        ("float", "double", "0.1d", "cast(0.1f as double)"),
+        ("decimal(10,2)", "decimal(12,3)", "1.005BD", "1.010BD"),
+        ("int", "double", "2.5d", "2d"),
+        ("int", "decimal(12,2)", "-2.5BD", "-3BD"),
+        ("int", "bigint", "7L", "7L"),
+        ("int", "bigint", "3000000000L", "null"),
+    ],
+)
+def test_a_value_that_lay_in_a_narrower_column_is_rounded_as_postgresql_does(
+    spark: Any, narrower: str, wider: str, own: str, expected: str
+) -> None:
+    marks = "cast(array() as array<string>) as _cdc_unchanged", "cast(map() as map<string, string>) as _cdc_exact"
+    rows = spark.range(1).selectExpr(f"cast(null as {narrower}) as v__n", f"cast({own} as {wider}) as v", *marks)
+    made = filled(rows, [Fill("v", "v__n", or_own=True)])
+    assert made.selectExpr(f"v <=> cast({expected} as {wider})").collect()[0][0]
+
+
 def test_a_key_is_an_array_of_floating_point_numbers(spark: Any, tmp_path: Path) -> None:
     """Spark's MERGE and joins compare it; both refuse expressions that are not deterministic."""
 

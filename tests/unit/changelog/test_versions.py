@@ -542,6 +542,27 @@ def test_a_key_that_got_a_new_column_since_was_whole_before(tmp_path: Path) -> N
     assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
+def test_one_question_that_nobody_answers_is_enough_for_a_micro_batch() -> None:
+    """It takes a minute each. What was answered before is still known."""
+    asked: list[bool] = []
+
+    def describe() -> list[dict[str, Any]]:
+        asked.append(True)
+        if len(asked) in {2, 3}:
+            raise UnreachableError("no server")
+        return [{"relation_id": 1, "primary_key": ["id"], "identity": ["id", "g"], "columns": catalog("id=1 code=2")}]
+
+    published, unknown = PublishedTables(describe), replace(KEYED, relation_id=2)
+    assert published.identity(KEYED) == ("id", "g")
+    published.begin_batch()
+    assert (published.columns(unknown), published.columns(unknown), published.identity(KEYED)) == ([], [], ("id", "g"))
+    with pytest.raises(UnreachableError):
+        published.primary_key(KEYED)
+    assert len(asked) == 2
+    published.begin_batch()
+    assert (published.columns(unknown), len(asked)) == ([], 3)
+
+
 def test_captured_ddl_says_which_columns_of_the_key_are_not_published(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)

@@ -82,6 +82,14 @@ def test_what_the_server_lacks_is_waited_for_as_long_as_for_a_server():
     assert delays([(9, 1, "in use"), unstarted] * 400).index(None) == 300
 
 
+def test_no_transaction_is_left_out_for_what_the_server_lacks():
+    error = final_error(
+        Failure(5, f"{ServerError.SHORTAGE}No space left on device (53100)", "make room on the server's disk"), 0x100
+    )
+    assert error.exit_code == 5
+    assert error.hint == "make room on the server's disk; then start again: nothing is lost, the slot keeps the WAL"
+
+
 def test_the_way_past_a_transaction_names_only_options_that_run_has():
     said = f"invalid byte sequence (22021): {ServerError.UNSENDABLE}, which commits at 0/FF"
     error = final_error(Failure(5, said, hint="start with --startpos 0/100"), 1)
