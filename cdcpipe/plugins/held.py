@@ -1,4 +1,8 @@
-"""Holds records until the end of their transaction is known, because one of them contains it."""
+"""Holds records until the end of their transaction is known.
+
+`Held` holds all of them, for a plugin of which one record contains the end. `one_behind` holds only the latest one, for a plugin
+that writes no record for the commit: the header of the transaction's last record has the end, so that feedback on it is exact.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.pipe.spill import Spill, Spills
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Held"]
+__all__ = ["Held", "one_behind"]
 
 _HELD_BYTES: Final = 8 << 20
 _VALUE_BYTES: Final = 400
@@ -111,3 +115,26 @@ class Held:
 def _row_limit(columns: int) -> int:
     """Return how many short records, of rows with this number of columns, are held in memory."""
     return max(16, _HELD_BYTES // (_VALUE_BYTES * max(1, columns)))
+
+
+def one_behind(
+    write: Callable[[int, bytes], None],
+) -> tuple[Callable[[int, bytes], None], Callable[[int | None], None]]:
+    """Return two functions: one takes a record and writes the previous one; one writes the last record, at a given position."""
+    held_lsn = 0
+    held: bytes | None = None
+
+    # This runs for each row, and a closure is the fastest way to keep a record.
+    def put(lsn: int, record: bytes) -> None:
+        nonlocal held_lsn, held
+        if held is not None:
+            write(held_lsn, held)
+        held_lsn, held = lsn, record
+
+    def end(lsn: int | None) -> None:
+        nonlocal held
+        if held is not None:
+            write(held_lsn if lsn is None else lsn, held)
+            held = None
+
+    return put, end

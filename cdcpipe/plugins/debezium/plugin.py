@@ -34,12 +34,13 @@ from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.debezium.schema_changes import schema_change
 from cdcpipe.plugins.debezium.values import ValueOptions, Values
+from cdcpipe.plugins.held import one_behind
 from cdcpipe.plugins.row_compiler import Expression, Field, Same, fill, json_string
 from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import invalid_value, parse_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
     from cdcpipe.plugins.base import Change, Options, OutputWriter, Query, Transaction
@@ -141,7 +142,7 @@ class Debezium(TemplatePlugin[_Table]):
 
     def startup(self, output: OutputWriter) -> None:
         super().startup(output)
-        self._put, self._end = _one_behind(output.write)
+        self._put, self._end = one_behind(output.write)
         # The compiled functions use this list. So only its items may change.
         self._names |= {"txn": self._txn, "put": self._put}
         self._source = b""
@@ -295,29 +296,6 @@ class Debezium(TemplatePlugin[_Table]):
             return self.query("select current_database()")[0][0] or ""
         except NoCatalogError:
             raise NoCatalogError("the name of the database (it may be given as -o database.dbname=NAME)") from None
-
-
-def _one_behind(
-    write: Callable[[int, bytes], None],
-) -> tuple[Callable[[int, bytes], None], Callable[[int | None], None]]:
-    """Return two functions: one takes a record and writes the previous one; one writes the last record, at a given position."""
-    held_lsn = 0
-    held: bytes | None = None
-
-    # This runs for each row, and a closure is the fastest way to keep a record.
-    def put(lsn: int, record: bytes) -> None:
-        nonlocal held_lsn, held
-        if held is not None:
-            write(held_lsn, held)
-        held_lsn, held = lsn, record
-
-    def end(lsn: int | None) -> None:
-        nonlocal held
-        if held is not None:
-            write(held_lsn if lsn is None else lsn, held)
-            held = None
-
-    return put, end
 
 
 def _name(schema: str, table: str) -> bytes:

@@ -6,7 +6,8 @@ bytea_output=hex, DateStyle ISO and TimeZone UTC.
 Version 1 writes one record for each transaction (with ``write-in-chunks``: for each change). Version 2 writes one record for each
 change and, with ``include-transaction``, for begin and commit. Version 2 with ``include-lsn`` has the end of the transaction in the
 record for its begin. pgoutput sends this only at the commit. So the records of a transaction are held until then, beyond a limit in
-a temporary file. Version 1 holds the transaction in memory, as the server does.
+a temporary file. Without ``include-transaction`` each record of version 2 waits for the next one, because the header of a
+transaction's last record has the end of the transaction. Version 1 holds the transaction in memory, as the server does.
 """
 
 from __future__ import annotations

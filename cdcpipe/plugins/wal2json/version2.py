@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.plugins import row_compiler
-from cdcpipe.plugins.held import Held
+from cdcpipe.plugins.held import Held, one_behind
 from cdcpipe.plugins.row_compiler import Expression, Field, fill
 from cdcpipe.plugins.wal2json.common import Column, Table, Wal2Json, lsn_text, message_parts
 
@@ -33,8 +33,14 @@ class Wal2Json2(Wal2Json):
             self._held = Held()
             self._is_holding = True
             self._names |= self._held.names
+        # Without a record for the commit, the last record tells the end of the transaction. So each record waits for the next one.
+        self._put, self._end = one_behind(output.write)
+        if not self._settings.include_transaction:
+            self._names["put"] = self._put
+            self._emit = "put(wal_start, {record})"
 
     def shutdown(self) -> None:
+        self._end(None)
         if self._held is not None:
             self._held.clear()
 
@@ -45,6 +51,7 @@ class Wal2Json2(Wal2Json):
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
         if not self._settings.include_transaction:
+            self._end(lsn)
             return
         head = self._txn_part[0]
         if self._held is not None:
@@ -81,7 +88,9 @@ class Wal2Json2(Wal2Json):
             self.add(lsn, record % (txn_part, *message_parts(message)))
 
     def add(self, lsn: int, record: bytes) -> None:
-        if self._held is None:
+        if not self._settings.include_transaction:
+            self._put(lsn, record)
+        elif self._held is None:
             self.output.write(lsn, record)
         else:
             self._held.add(lsn, record)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, LogicalMessage, Truncate, Update
 from cdcpipe.plugins import load
+from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.plugins.wal2json.version1 import Wal2Json1
+from support.captures import BEGIN, COMMIT, relation, row
+from support.pgoutput_build import build
 from support.recorder import nothing
 
 
@@ -48,3 +52,28 @@ def test_options_that_say_yes(text):
 def test_the_format_version_is_1_unless_asked_for():
     assert type(load("wal2json", {}, nothing)).__name__ == "Wal2Json1"
     assert type(load("wal2json", {"format-version": None}, nothing)).__name__ == "Wal2Json2"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        row(2),
+        Update(None, 16385, None, None, (b"1", UNCHANGED_TOAST)),  # not by a compiled function
+        Truncate(None, 0, (16385,)),
+        LogicalMessage(None, 1, 0x300, "p", b"x"),
+    ],
+    ids=lambda last: type(last).__name__,
+)
+def test_the_last_record_of_a_transaction_has_its_end(last):
+    """Without records for the commit, feedback on the last record is what confirms the transaction."""
+    written = []
+    plugin = load("wal2json", {"format-version": "2", "include-transaction": "0"}, nothing)
+    renderer = Renderer(plugin, lambda lsn, record: written.append((lsn, record)))
+    for wal_start, message in ((0x100, BEGIN), (0, relation()), (0x200, row(1)), (0x300, last), (0x930, COMMIT)):
+        renderer.feed(wal_start, build(message))
+    assert [lsn for lsn, _ in written] == [0x200, 0x930]
+    # A transaction without a commit has no end: its records have their own positions.
+    for wal_start, message in ((0x1000, BEGIN), (0x1100, row(1))):
+        renderer.feed(wal_start, build(message))
+    renderer.close()
+    assert [lsn for lsn, _ in written] == [0x200, 0x930, 0x1100]
