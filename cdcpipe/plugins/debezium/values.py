@@ -164,7 +164,7 @@ class Values:
     def _array(self, facts: TypeFacts, typmod: int) -> Form | None:
         element_facts = self._type(facts.element)
         element = self.form(facts.element, typmod)
-        if facts.name in _UNKNOWN_ARRAYS or element_facts.kind == "d":
+        if (facts.name in _UNKNOWN_ARRAYS and element_facts.kind == "b") or element_facts.kind == "d":
             if not self._options.include_unknown_datatypes:
                 return None
             element = Form(Style.call(self._binary, b'"'), self._binary_unavailable)
@@ -196,8 +196,10 @@ class Values:
             facts = self._catalog.type(type_id)
         except NoCatalogError:
             return self._type_as_described(type_id)
-        # If the type was dropped since, only the text of its values is known.
-        return facts if facts.kind else TypeFacts("text", "b")
+        if not facts.kind:  # the type was dropped since: only the text of its values is known
+            return TypeFacts("text", "b")
+        # The forms of names are those of base types. A user's composite may be called interval, too.
+        return facts if facts.kind == "b" else facts._replace(name="")
 
     def _type_as_described(self, type_id: int) -> TypeFacts:
         """Return the facts about a type from the stream, if they are sufficient."""

@@ -189,6 +189,28 @@ def test_types_without_a_server() -> None:
         render(Debezium({}, no_catalog), transaction(insert(b"1", None, None, None)))
 
 
+@pytest.mark.parametrize("name", ["interval", "date", "point", "money", "int4", "hstore", "int2vector", "uuid", "box"])
+def test_user_types_that_are_called_as_others(name: str) -> None:
+    """A composite or range is of no known type, and an enum is its label, whatever they are called."""
+    facts = {20000: (name, "c", "0"), 20001: (f"_{name}", "b", "20000"), 20002: (name, "e", "0"), 20003: (f"_{name}", "b", "20002")}
+    facts |= {20004: (name, "r", "0")}
+    columns = (Column(1, "id", 23, -1), *(Column(0, f"c{type_id}", type_id, -1) for type_id in facts))
+    types = tuple(Type(None, type_id, "app", row[0]) for type_id, row in facts.items())
+    texts = (b"(1,2)", b'{"(1,2)","(3,4)"}', b"ok", b"{ok,no}", b"[1,2)")
+
+    def query(sql: str) -> list[tuple[str | None, ...]]:
+        (type_id,) = re.findall(r"oid = (\d+)", sql)
+        return [(*facts[int(type_id)], "0", "-1")]
+
+    raw = transaction(insert(b"1", *texts), columns=columns, types=types)
+    (event,) = events(raw, query)
+    assert event["after"] == {"id": 1, "c20002": "ok", "c20003": ["ok", "no"]}
+    (event,) = events(raw, query, include_unknown_datatypes="true")
+    unknown = [base64.b64encode(text).decode() for text in (b"(1,2)", b"(3,4)", b"[1,2)")]
+    expected = {"c20000": unknown[0], "c20001": unknown[:2], "c20004": unknown[2], "c20002": "ok", "c20003": ["ok", "no"]}
+    assert event["after"] == {"id": 1, **expected}
+
+
 def test_a_message_alone() -> None:
     """It has the time of the previous transaction, and counts as the last end of one."""
     message = (0x300, build(LogicalMessage(None, 0, 0x300, "p", b"x")))
