@@ -99,8 +99,9 @@ class Wal2Json1(Wal2Json):
         if has_pk:
             members.append(self._object(b"pk", self._primary_key(table)))
         if kind == "U":
-            # If the server sent an old row, all columns that are not NULL count as its key.
-            columns = table.columns if first != "N" and absent else table.identity
+            # With REPLICA IDENTITY FULL all columns that are not NULL count as the key. An old key may have more columns than the
+            # identity: with publish_via_partition_root a partition may have FULL, and its root not.
+            columns = table.columns if first == "O" else table.identity
             members.append(self._object(b"oldkeys", self._lists(b"key", columns, old_row, absent)))
         elif kind == "D":
             members.append(self._object(b"oldkeys", self._lists(b"key", table.identity, old_row, absent)))

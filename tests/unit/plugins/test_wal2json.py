@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -77,3 +79,19 @@ def test_the_last_record_of_a_transaction_has_its_end(last):
         renderer.feed(wal_start, build(message))
     renderer.close()
     assert [lsn for lsn, _ in written] == [0x200, 0x930, 0x1100]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_an_old_key_has_the_columns_of_the_identity(version):
+    """With publish_via_partition_root and a partition that has REPLICA IDENTITY FULL, the old key is a whole row."""
+    written = []
+    renderer = Renderer(load("wal2json", {"format-version": version}, nothing), lambda lsn, record: written.append(record))
+    updates = [Update(None, 16385, (b"1", old), None, (b"1", new)) for old in (b"x", None) for new in (b"y", UNCHANGED_TOAST, None)]
+    for message in (BEGIN, relation(), *updates, COMMIT):
+        renderer.feed(0x930, build(message))
+    if version == "1":
+        found = [change["oldkeys"] for change in json.loads(written[0])["change"]]
+        assert found == [{"keynames": ["id"], "keytypes": ["integer"], "keyvalues": [1]}] * len(updates)
+    else:
+        identities = [json.loads(record)["identity"] for record in written[1:-1]]
+        assert identities == [[{"name": "id", "type": "integer", "value": 1}]] * len(updates)
