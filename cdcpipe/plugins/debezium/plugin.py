@@ -5,7 +5,8 @@ There is one record for each event, without a key. docs/output-plugins.md has a 
 
 - ``before``, ``after``: the rows; ``op``: c, u, d, t (truncate), and m for logical messages. An update that changes the key is
   a delete and a create, both with the update's position.
-- With ``include.schema.changes`` a statement of DDL capture is a schema change event (schema_changes.py), and no ``m``.
+- With ``include.schema.changes`` a statement of DDL capture is a schema change event (schema_changes.py), and no ``m``. What is no
+  statement, and no part of one, stays ``m``.
 - ``source``: where the change comes from. ``lsn`` is the position of the change in the WAL. ``sequence`` has the end of the
   previous transaction (null at the start) and ``lsn``. ``ts_ms`` is the time of the commit.
 - ``ts_ms`` outside of ``source``: the time at which cdcpipe began with the transaction.
@@ -257,12 +258,12 @@ class Debezium(TemplatePlugin[_Table]):
             self.add(lsn, record)
 
     def _write_schema_change(self, message: LogicalMessage, lsn: int) -> bool:
-        """Write the event for a statement. Return False if the message is not one of DDL capture."""
+        """Write the event for a statement. Return False if the message is neither a statement nor a part of one."""
         captured = ddl.parse(message.prefix, message.content)
         if captured is None:
             return False
         if not ddl.is_statement(captured):
-            return True  # a part of a statement has no event
+            return captured["kind"] in ("rewrite", "drop")  # a part of a statement has no event, but a failure is none
         change = schema_change(captured, self._database or self._current_database())
         if change is None:
             return False

@@ -189,6 +189,26 @@ def test_types_without_a_server() -> None:
         render(Debezium({}, no_catalog), transaction(insert(b"1", None, None, None)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "tag", "ops"),
+    [
+        ("command", "CREATE TABLE", [None]),
+        ("rewrite", "ALTER TABLE", []),
+        ("drop", "ALTER TABLE", []),
+        ("failure", "ALTER TABLE", ["m"]),
+        ("installed", None, ["m"]),
+        ("removed", None, ["m"]),
+        ("a later kind", "ALTER TABLE", ["m"]),
+    ],
+)
+def test_only_parts_of_a_statement_have_no_event(kind: str, tag: str | None, ops: list[str | None]) -> None:
+    """A failure must not vanish: there is no other message for its statement."""
+    content = json.dumps({"version": 1, "kind": kind, "tag": tag, "statement": None, "objects": [], "tables": []}).encode()
+    raw = transaction(LogicalMessage(None, 1, 0x150, "cdcpipe.ddl", content))
+    assert [event.get("op") for event in events(raw, include_schema_changes="true")] == ops
+    assert [event.get("op") for event in events(raw)] == ["m"]
+
+
 @pytest.mark.parametrize("name", ["interval", "date", "point", "money", "int4", "hstore", "int2vector", "uuid", "box"])
 def test_user_types_that_are_called_as_others(name: str) -> None:
     """A composite or range is of no known type, and an enum is its label, whatever they are called."""
