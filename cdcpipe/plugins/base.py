@@ -47,7 +47,7 @@ from cdcpipe.plugins.catalog import Catalog, Query
 if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import LogicalMessage, Origin, Relation, Truncate, Type
 
-__all__ = ["Change", "Handler", "Options", "OutputPlugin", "OutputWriter", "Query", "Transaction"]
+__all__ = ["Change", "Handler", "Options", "OutputPlugin", "OutputWriter", "Query", "Transaction", "lacks_origins"]
 
 Options: TypeAlias = Mapping[str, str | None]
 """Names and values as given with ``-o NAME=VALUE``; None for a name without a value."""
@@ -233,6 +233,15 @@ class OutputPlugin:
             f"the output plugin {self.name} can't render {what}",
             hint=f"leave the option {option!r} out, or let cdcpipe assemble the transactions (--whole-transactions)",
         )
+
+
+def lacks_origins(plugin: OutputPlugin, hint: str) -> InvalidArgumentsError:
+    """Return the error for a plugin that needs the origin of every transaction, in a stream with transactions in progress."""
+    return InvalidArgumentsError(
+        f"with streaming, {plugin.name}'s option {plugin.needs_origin!r} can't be honoured: the server does not send the origin"
+        " of a large transaction that begins with DDL",
+        hint=hint,
+    )
 
 
 _CALLBACKS = {

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
@@ -40,7 +40,7 @@ from cdcpipe.pgoutput.messages import (
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
 from cdcpipe.pipe.framing import RecordReader
 from cdcpipe.plugins import load
-from cdcpipe.plugins.base import Query
+from cdcpipe.plugins.base import OutputPlugin, Query, lacks_origins
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.session import connected
@@ -55,6 +55,7 @@ CHUNK_BYTES: Final = 256 << 10
 
 _CHANGES = frozenset(b"IUDTM")
 _NO_BOUNDARIES = frozenset(b"IUDTMRYO")
+_STREAM_START: Final = ord("S")
 
 _HINT = "a capture is all that cdcpipe -H wrote from a pgoutput slot, from its beginning; without -N, -j, -J and --output"
 
@@ -91,12 +92,20 @@ def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
             captures = Captures(files, sink.flush)
             unfinished = _Unfinished()
             with captures.locating_errors():
-                for lsn, data in captures:
+                for lsn, data in captures if plugin.needs_origin is None else _with_origins(captures, plugin):
                     feed(lsn, data)
                     if data[0] not in _NO_BOUNDARIES:
                         unfinished.observe(data)
             for what in unfinished.describe(whole=config.whole_transactions):
                 log.warning("%s ends %s", captures.name, what)
+
+
+def _with_origins(records: Iterable[tuple[int, bytes]], plugin: OutputPlugin) -> Iterator[tuple[int, bytes]]:
+    """Yield the records. Raises InvalidArgumentsError for a transaction in progress, whose origin may be missing."""
+    for lsn, data in records:
+        if data[0] == _STREAM_START:
+            raise lacks_origins(plugin, "leave the option out, or capture without --streaming")
+        yield lsn, data
 
 
 def explain(files: Sequence[str], out_fd: int = 1) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TypeAlias
 
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
 from cdcpipe.libpq.walsender import Walsender
@@ -26,7 +26,7 @@ from cdcpipe.pgoutput import options as pgoutput_options
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.plugins import load, names
-from cdcpipe.plugins.base import OutputPlugin
+from cdcpipe.plugins.base import OutputPlugin, lacks_origins
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
@@ -315,11 +315,8 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
     asked = {**plugin.pgoutput_options, **config.options}
     has_streaming = pgoutput_options.setting(asked, "streaming") != "off"
     if plugin.needs_origin is not None and has_streaming and pgoutput_options.setting(asked, "origin") != "none":
-        raise InvalidArgumentsError(
-            f"with streaming, {plugin.name}'s option {plugin.needs_origin!r} can't be honoured: the server does not send the origin"
-            " of a large transaction that begins with DDL",
-            hint="leave streaming out, or let the server leave out what was made elsewhere: --origin none (PostgreSQL 16)",
-        )
+        hint = "leave streaming out, or let the server leave out what was made elsewhere: --origin none (PostgreSQL 16)"
+        raise lacks_origins(plugin, hint)
     if not config.whole_transactions:
         plugin.check_callbacks(option for option in ("two_phase", "streaming") if pgoutput_options.setting(asked, option) != "off")
     return plugin

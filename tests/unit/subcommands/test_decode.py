@@ -339,3 +339,26 @@ def test_a_file_that_is_gone_or_none(tmp_path: Path) -> None:
     assert caught.value.exit_code == 7
     with pytest.raises(CdcpipeError, match="can't be read: Is a directory"):
         explain([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("output", "option", "value", "whole"),
+    [
+        ("test_decoding", "only-local", None, False),
+        ("test_decoding", "only-local", None, True),
+        ("wal2json", "filter-origins", "1", True),
+        ("wal2json", "include-origin", "1", True),
+    ],
+)
+def test_an_option_that_needs_origins_is_refused_for_a_streamed_transaction(
+    output: str, option: str, value: str | None, whole: bool, tmp_path: Path
+) -> None:
+    config: dict[str, object] = {"output": output, "whole_transactions": whole}
+    plain, error = rendered(tmp_path, capture(*PLAIN), options={option: value}, **config)
+    assert (bool(plain), error) == (True, None)
+    out, error = rendered(tmp_path, capture(*PLAIN, *STREAMED), options={option: value}, **config)
+    assert isinstance(error, InvalidArgumentsError)
+    assert out == plain  # what came before
+    assert re.search(rf"0\.cdc, byte \d+ \(Stream Start, LSN 0/600\): with streaming, {output}'s option '{option}'", error.message)
+    assert "leave the option out" in (error.hint or "")
+    assert rendered(tmp_path, capture(*PLAIN, *STREAMED), options={}, **config)[1] is None
