@@ -17,6 +17,7 @@ OPTIONS = {name for param in command.params for name in param.opts} | {"--help"}
 NOT_ASKED_FOR = (
     # the commands that cdcpipe-spark does not start, or not with these options
     "a capture is all that cdcpipe -H wrote",
+    "leave the option out, or capture without --streaming",
     "keeps it there, cdcpipe ddl remove removes it",
     "wait longer (-u), or ",
     "--two-phase takes them as they come",
