@@ -10,7 +10,6 @@ An error that ends a command has ``hint`` and ``exit_code``, too. Messages and s
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import threading
@@ -19,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from cdcpipe.error_texts import stack_of, unexpected
-from cdcpipe.printable import printable_json, printable_lines
+from cdcpipe.printable import json_text, printable_lines
 
 __all__ = [
     "FORMATS",
@@ -63,7 +62,7 @@ def line(level: str, part: str, message: str, *, at: float | None = None, **more
     moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     time = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     found = {"time": time, "level": level, "part": part, "message": message, **more}
-    return printable_json(json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False))
+    return json_text({key: value for key, value in found.items() if value is not None})
 
 
 def write(text: str) -> None:

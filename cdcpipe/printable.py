@@ -3,15 +3,16 @@ r"""Escapes what a name or a message may not do to a terminal or a log: begin a 
     printable('public.a\nb')    # public.a\nb, in one line
 
 A name of PostgreSQL may have any character but NUL. Whatever prints lines for people passes each line through `printable`. JSON has
-escapes of its own, but leaves characters that terminals obey, as U+009B: it passes through `printable_json`.
+escapes of its own, but leaves characters that terminals obey, as U+009B: `json_text` writes it without them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
-__all__ = ["printable", "printable_character", "printable_json", "printable_lines"]
+__all__ = ["json_text", "printable", "printable_character", "printable_json", "printable_lines"]
 
 _ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _SPACES: Final = frozenset("\u00a0\u2002\u2003\u2009\u202f\u3000")
@@ -28,6 +29,11 @@ def printable(line: str) -> str:
 def printable_lines(text: str) -> str:
     """Return a text of several lines, with `printable` applied to each of them. Tabs stay."""
     return text if text.isprintable() else "".join(part if part in "\n\t" else printable(part) for part in _PARTS.split(text))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON with only printable characters, and newlines if ``indent`` is not None."""
+    return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def printable_json(text: str) -> str:

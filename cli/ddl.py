@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import check_names
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable_json
+from cdcpipe.printable import json_text
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
 from cli.options import CONTEXT_SETTINGS, CommandGroup, connection_options, connection_parameters_of
@@ -145,7 +144,7 @@ def status(*, publications: tuple[str, ...], as_json: bool, **connection: Any) -
                 "strict": known and known.strict,
                 "triggers": found.triggers,
             }
-        click.echo(printable_json(json.dumps(report(findings, installed=installed), indent=1, ensure_ascii=False)))
+        click.echo(json_text(report(findings, installed=installed), indent=1))
     else:
         click.echo("\n".join(render(findings)))
     sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import PUBLICATION
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable_json
+from cdcpipe.printable import json_text
 from cdcpipe.publishing import NewPublication, with_companions
 from cdcpipe.subcommands.doctor import doctor
 from cli.options import (
@@ -87,7 +86,7 @@ def command(
     asked = Asked(slot, plugin, with_companions(publications, new), new, create_slot, copy)
     found = doctor(connection_parameters_of(**connection), asked, quick=quick)
     if as_json:
-        click.echo(printable_json(json.dumps(report(found.findings, server=found.server), indent=1, ensure_ascii=False)))
+        click.echo(json_text(report(found.findings, server=found.server), indent=1))
     else:
         click.echo("\n".join(render(found.findings)))
     sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,7 +11,7 @@ import cloup
 
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable_json
+from cdcpipe.printable import json_text
 from cdcpipe.replication.table_parts import TableParts
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare, read_stream_arguments
 from cdcpipe.units import parse_seconds
@@ -131,7 +130,7 @@ def command(
 
 
 def _print(report: dict[str, Any], indent: int | None = 2) -> None:
-    click.echo(printable_json(json.dumps(report, indent=indent, ensure_ascii=False)))
+    click.echo(json_text(report, indent))
     sys.stdout.flush()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import cloup
 
 from cdcpipe.doctor.findings import Level, render, report
 from cdcpipe.options import PUBLICATION, SLOT
-from cdcpipe.printable import printable_json
+from cdcpipe.printable import json_text
 from cdcpipe.publishing import NewPublication
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
@@ -144,7 +143,7 @@ def command(
     start = partial(_session, master=master, table_format=table_format, settings=settings, jars=jars)
     findings = examine(plan, None if no_spark else start)
     if as_json:
-        click.echo(printable_json(json.dumps(report(findings), indent=1, ensure_ascii=False)))
+        click.echo(json_text(report(findings), indent=1))
     else:
         click.echo("\n".join(render(findings)))
     ctx.exit(int(any(finding.level is Level.ERROR for finding in findings)))

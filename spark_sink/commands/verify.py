@@ -12,7 +12,7 @@ import click
 import cloup
 
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import printable, printable_json
+from cdcpipe.printable import json_text, printable
 from cdcpipe.units import count_from, counted, parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
@@ -127,7 +127,7 @@ def command(
             )
     finally:
         line.clear()
-    click.echo(printable_json(_json(results)) if as_json else "\n".join(_lines(results)))
+    click.echo(_json(results) if as_json else "\n".join(_lines(results)))
     ctx.exit(exit_code(results))
 
 
@@ -139,7 +139,7 @@ def exit_code(results: Sequence[TableResult]) -> int:
 
 
 def _json(results: Sequence[TableResult]) -> str:
-    return json.dumps(
+    return json_text(
         {
             str(result.table): {
                 "equal": result.is_equal,
@@ -154,7 +154,6 @@ def _json(results: Sequence[TableResult]) -> str:
             for result in results
         },
         indent=1,
-        ensure_ascii=False,
     )
 
 
