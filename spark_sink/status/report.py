@@ -125,8 +125,7 @@ def _waiting(wanted: WantedCopy) -> dict[str, Any]:
 def _gaps(epochs: Sequence[Epoch], tables: Tables | None) -> list[TablesGap]:
     """Return the gaps of the tables, and those of the log that are not known there yet."""
     found = [] if tables is None else gaps.read(tables.house)
-    known = {each.start for each in found}
-    return found + [TablesGap(epoch.gap, epoch.start) for epoch in epochs if epoch.gap is not None and epoch.start not in known]
+    return found + gaps.unrecorded(found, epochs)
 
 
 def _strange(report: SlotReport, epoch: Epoch, least_lsn: int) -> str:

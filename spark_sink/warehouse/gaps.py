@@ -30,7 +30,18 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["TablesGap", "check_known", "complete_copies", "is_copied_since", "names", "open_gap", "read", "record", "record_healed"]
+__all__ = [
+    "TablesGap",
+    "check_known",
+    "complete_copies",
+    "is_copied_since",
+    "names",
+    "open_gap",
+    "read",
+    "record",
+    "record_healed",
+    "unrecorded",
+]
 
 
 _WRITING = threading.Lock()
@@ -88,14 +99,18 @@ def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
     """Record the gaps of the log. Call this before changes from after a gap come to the tables."""
     with _WRITING:
         gaps = read(house)
-        known = {each.start for each in gaps}
-        new = [
-            TablesGap(epoch.gap, epoch.start, former_system_id=epoch.former_system_id)
-            for epoch in epochs
-            if epoch.gap is not None and epoch.start not in known
-        ]
-        if new:
+        if new := unrecorded(gaps, epochs):
             _write(house, [*gaps, *new])
+
+
+def unrecorded(known: Iterable[TablesGap], epochs: Iterable[Epoch]) -> list[TablesGap]:
+    """Return the gaps of the log that are not among the ``known`` ones."""
+    starts = {each.start for each in known}
+    return [
+        TablesGap(epoch.gap, epoch.start, former_system_id=epoch.former_system_id)
+        for epoch in epochs
+        if epoch.gap is not None and epoch.start not in starts
+    ]
 
 
 def names(house: Warehouse) -> Names:
