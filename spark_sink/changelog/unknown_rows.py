@@ -10,13 +10,12 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from spark_sink.schema.types import keeps_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spark_sink.schema.ddl import Descriptions, TableDescription
     from spark_sink.schema.names import Names
@@ -37,7 +36,7 @@ _SAME_TEXTS: Final = re.compile(
 
 
 def tables_with_unknown_rows(
-    ddl: Collection[Ddl],
+    ddl: Sequence[Ddl],
     descriptions: Descriptions,
     names: Names,
     tables_with: Callable[[frozenset[int], Place, Names], Iterable[Table]],
@@ -56,24 +55,29 @@ def tables_with_unknown_rows(
                 yield names.shown(home), each.end_lsn, "ALTER TYPE changed the texts of values"
 
 
-def _names_with_unknown_rows(ddl: Iterable[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
+def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
     """Yield each message with the OID and the name of a table, and the reason."""
     before: dict[int, TableDescription] = {}
+
+    def known_before(relation_id: int, lsn: int) -> TableDescription | None:
+        return before.get(relation_id) or descriptions.in_force(relation_id, (lsn, -1))
+
     for behind, each in enumerate(ddl, 1):
         message = each.message
         if message.rewritten is not None:
             relation_id, table, reasons = message.rewritten
-            known = before.get(relation_id) or descriptions.in_force(relation_id, (each.end_lsn, -1))
-            is_cast_alone = _CAST_ALONE.fullmatch(message.statement or "") is not None
             if "default" in reasons:
                 yield each, relation_id, table, f"{message.tag} computed a default for each row"
-            elif "type" in reasons and not (is_cast_alone and _keeps_values(known, _next(relation_id, islice(ddl, behind, None)))):
+            elif "type" in reasons and not (
+                _CAST_ALONE.fullmatch(message.statement or "")
+                and _keeps_values(known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]))
+            ):
                 yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
             elif "persistence" in reasons:
                 yield each, relation_id, table, f"{message.tag} made it logged: what was changed before is not in the stream"
         for description in message.tables:
             relation_id = description.relation_id
-            known = before.get(relation_id) or descriptions.in_force(relation_id, (each.end_lsn, -1))
+            known = known_before(relation_id, each.end_lsn)
             before[relation_id] = description
             is_altered = message.tag == "ALTER TABLE" and message.kind == "command"
             may_be_attached = not _NO_ATTACH.fullmatch(message.statement or "")

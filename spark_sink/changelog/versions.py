@@ -243,12 +243,13 @@ class TableVersions:
         self._name_retyped(table, place, retyped(previous, version, columns))
         self._name_reprinted(table, place, _type_ids(previous), version)
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
-        before_it = {column.name for each in self._history.before(step[0]) for column in each.relation.columns}
+        earlier_versions = self._history.before(step[0])
+        before_it = {column.name for each in earlier_versions for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
-        shared = shared_names([*self._history.before(step[0]), *step], known)
+        shared = shared_names([*earlier_versions, *step], known)
         fills, unknown = fills_between(previous, version, columns, before_it | copied, shared)
         self._name(table, place, unknown)
-        is_uncertain = self._history.is_uncertain(table, previous, self._history.before(step[0]))
+        is_uncertain = self._history.is_uncertain(table, previous, earlier_versions)
         if (is_uncertain or (version.facts is None) != (previous.facts is None)) and looks(version.relation) == looks(
             previous.relation
         ):

@@ -60,14 +60,13 @@ def keyless_text(
 
     The server refuses the commands ``refused`` on them.
     """
-    which, remedy = "without a primary key", "a primary key"
-    if is_deferrable:
-        which = "with a deferrable primary key, which two rows may share amid a transaction,"
-        remedy = "a key that is not deferrable"
+    which, how = "without a primary key", "give each a primary key"
     if is_partial:
-        which = "with a key of which a column is not published"
+        which, how = "with a key of which a column is not published", _PUBLISHED
+    elif is_deferrable:
+        which = "with a deferrable primary key, which two rows may share amid a transaction,"
+        how = "give each a key that is not deferrable"
     also = f", and the server refuses {_listed(refused)} on them" if refused else ""
-    how = _PUBLISHED if is_partial else f"give each {remedy}"
     return (
         f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
         f"for a replica {how}; run --heal then copies it, or cdcpipe-spark snapshot --table"

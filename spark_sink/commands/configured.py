@@ -17,6 +17,7 @@ import os
 import shlex
 import tomllib
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,10 +81,10 @@ def _take_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -
     if path is not None:
         command = ctx.command
         assert isinstance(command, ConfiguredCommand)
-        values: dict[str, Any] = {}
-        keys: dict[str, str] = {}
-        ctx.default_map, ctx.meta[_FILE] = values, _File(path, keys)
-        _read(path, command, values, keys)
+        ctx.default_map, keys, mistake = _read(path, command)
+        ctx.meta[_FILE] = _File(path, keys)
+        if mistake is not None:  # only now: `status` asks for one of the other options then
+            raise mistake
 
 
 CONFIG_NAMES: Final = ("--config",)
@@ -181,10 +182,10 @@ def _located(ctx: click.Context, error: click.BadParameter) -> click.UsageError:
 # --- the file ---
 
 
-def _read(path: Path, command: ConfiguredCommand, values: dict[str, Any], keys: dict[str, str]) -> None:
-    """Fill in what the file sets for a command: the values, and the keys that set them, by the names of click's parameters.
+def _read(path: Path, command: ConfiguredCommand) -> tuple[dict[str, Any], dict[str, str], click.UsageError | None]:
+    """Return what the file sets for a command: the values, and the keys that set them, by the names of click's parameters.
 
-    Of a file with a mistake, all other options are there when the error is raised: `status` asks for one of them then.
+    If the file has a mistake, it is returned, too, with all other values. Raises UsageError if the file is not TOML.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -196,30 +197,8 @@ def _read(path: Path, command: ConfiguredCommand, values: dict[str, Any], keys: 
     tables = {key: value for key, value in data.items() if isinstance(value, dict) and key in COMMANDS}
     own = tables.pop(command.name, {})
     top = {key: value for key, value in data.items() if key not in COMMANDS or not isinstance(value, dict)}
-    mistakes = list(_take_values(path, options, top, own, command.name, values, keys))
-    for key in top:
-        if key in APART:
-            raise _error(path, key, f"this option means something else in each command; write it under [{command.name}]")
-        if key not in options and key not in (others := {long_name(option) for _, option in all_options()}):
-            raise _unknown(path, key, key, {*options, *others, *COMMANDS} - APART)
-    for key in own:
-        if key not in options:
-            raise _unknown(path, f"{command.name}.{key}", key, options)
-    if mistakes:
-        raise mistakes[0]
-
-
-def _take_values(
-    path: Path,
-    options: Mapping[str, click.Option],
-    top: Mapping[str, Any],
-    own: Mapping[str, Any],
-    command: str,
-    values: dict[str, Any],
-    keys: dict[str, str],
-) -> Iterator[click.UsageError]:
-    """Fill in the values of options, and yield an error for each that is of the wrong kind."""
-    for table, prefix in ((top, ""), (own, f"{command}.")):
+    values, keys, wrong = {}, {}, []
+    for table, prefix in ((top, ""), (own, f"{command.name}.")):
         for key, value in table.items():
             if key in options and not (key in APART and table is top):
                 option = options[key]
@@ -228,7 +207,22 @@ def _take_values(
                 try:
                     values[option.name] = _value(option, value)
                 except ValueError as ex:
-                    yield _error(path, keys[option.name], str(ex))
+                    wrong.append(_error(path, keys[option.name], str(ex)))
+    return values, keys, next(chain(_misplaced(path, command.name, options, top, own), wrong), None)
+
+
+def _misplaced(
+    path: Path, command: str, options: Mapping[str, click.Option], top: Mapping[str, Any], own: Mapping[str, Any]
+) -> Iterator[click.UsageError]:
+    """Yield an error for each key that may not be where it is, or that no command has."""
+    for key in top:
+        if key in APART:
+            yield _error(path, key, f"this option means something else in each command; write it under [{command}]")
+        elif key not in options and key not in (others := {long_name(option) for _, option in all_options()}):
+            yield _unknown(path, key, key, {*options, *others, *COMMANDS} - APART)
+    for key in own:
+        if key not in options:
+            yield _unknown(path, f"{command}.{key}", key, options)
 
 
 def all_options() -> Iterator[tuple[str, click.Option]]:

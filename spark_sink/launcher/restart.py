@@ -105,32 +105,35 @@ class RestartPolicy:
         if end_lsn > self._end_lsn:
             self._end_lsn = end_lsn
             self._failures = self._same_errors = 0
-            self._lost_at = self._refused_at = None
+            self._lose(None)
         if failure.is_lost_slot:
             return None
         if failure.code == ExitCode.INIT_FAILED:
             if not failure.is_gap and (self._lost_at is None or self._gives_up(failure, self._lost_at, now)):
                 return None
-        elif failure.code == ExitCode.PG_ERROR and not failure.is_shortage:
+        elif failure.is_shortage:
+            # A stream may fill the disk for minutes until it fails, and the server then removes what it has written.
+            if self._lost_at is None or lasted_s >= max(_HEALTHY_S, self._reconnect_s or 0.0):
+                self._lose(now)
+            elif self._gives_up(failure, self._lost_at, now):
+                return None
+        elif failure.code == ExitCode.PG_ERROR:
             is_again = failure == self._last_error and lasted_s < _LONG_S
             self._same_errors = self._same_errors + 1 if is_again else 1
             self._last_error = failure
             if self._same_errors >= self._poison_limit:
                 return None
             if self._lost_at is None or has_lasted:
-                self._lost_at, self._refused_at = now, None
-        elif failure.is_shortage:
-            # A stream may fill the disk for minutes until it fails, and the server then removes what it has written.
-            if self._lost_at is None or lasted_s >= max(_HEALTHY_S, self._reconnect_s or 0.0):
-                self._lost_at, self._refused_at = now, None
-            elif self._gives_up(failure, self._lost_at, now):
-                return None
+                self._lose(now)
         elif failure.code in _PASSING or failure.code < 0:
-            self._lost_at, self._refused_at = now, None
+            self._lose(now)
         else:
             return None
         self._failures += 1
         return self._pauses.pause_s(self._failures, chance=self._chance())
+
+    def _lose(self, at: float | None) -> None:
+        self._lost_at, self._refused_at = at, None
 
     def _gives_up(self, failure: Failure, lost_at: float, now: float) -> bool:
         """Take note of a start without a stream, and tell whether it was the last one."""

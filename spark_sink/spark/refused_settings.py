@@ -12,7 +12,7 @@ from cdcpipe.errors import InitError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["refuse"]
+__all__ = ["RIGHT", "refuse"]
 
 _SKIPS: Final = "it would leave out what it cannot read of a file, and a merge would lose these changes without a word"
 _CALENDAR: Final = "it would write early days and times in the Julian calendar; cdcpipe's files have the Gregorian one"
@@ -23,6 +23,9 @@ _REFUSED: Final = {
     "spark.sql.parquet.int96RebaseModeInWrite": ("legacy", "CORRECTED", _CALENDAR),
 }
 """By setting: the value that is refused, the value to give, and why."""
+
+RIGHT: Final = {key: right for key, (_, right, _) in _REFUSED.items()}
+"""What a session gets that cdcpipe makes."""
 
 
 def refuse(get: Callable[[str], str | None]) -> None:

@@ -329,13 +329,9 @@ def _settings(*, ui: bool) -> dict[str, str]:
         # How long driver, JVM and workers wait for one another to connect. Spark's default of 15 s is too short on a busy machine.
         "spark.python.authenticate.socketTimeout": "120s",
         "spark.executorEnv.PYTHONPATH": python_path(),
-        # Write timestamps of any year without conversion: no reader here is older than Spark 3.
-        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-        "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # A spark-defaults.conf may turn these on for other programs (refused_settings.py).
-        "spark.sql.files.ignoreCorruptFiles": "false",
-        "spark.sql.files.ignoreMissingFiles": "false",
+        # Among others: write timestamps of any year without conversion. No reader here is older than Spark 3.
+        **refused_settings.RIGHT,
     }
 
 

@@ -249,13 +249,11 @@ class _Comparison:
         missing = [table for table in self._bases if table in self._there and self._lacks_replica(table)]
         missing = [table for table in missing if self._house.has_changelog(table)]
         missing = [table for table in missing if key_lost_at(self._house.versions(table), LAST_LSN) is None]
-        return bool(missing) and wait_for(
-            lambda: any(self._base(table).log is not None for table in missing),
-            f"the replica of {missing[0]}",
-            staging,
-            deadline,
-            tell,
-        )
+
+        def waited_for() -> str | None:
+            return None if any(self._base(table).log is not None for table in missing) else f"the replica of {missing[0]}"
+
+        return bool(missing) and wait_for(waited_for, staging, deadline, tell)
 
     def _lacks_replica(self, table: Table) -> bool:
         return self._house.format.keeps_replicas and self._bases[table].log is None

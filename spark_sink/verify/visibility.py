@@ -177,32 +177,31 @@ def wait_for_tables(house: Warehouse, staging: Path, deadline: float, tell: Call
     end = log_end(staging)
     if end is None:
         raise VerifyError(f"{staging} has no log", hint=_STAGING_HINT)
-    last, last_at = house.source().position, time.monotonic()
-    while True:
-        position, now = house.source().position, time.monotonic()
-        if position is not None and position.lsn >= end.lsn:
-            return
-        is_absent = lock_owner(staging) is None
-        if position != last or not is_absent:
-            last, last_at = position, now
-        if now > deadline or now - last_at > _STALL_S:
-            raise VerifyError(
-                f"the tables are at {position}, and did not reach {end}, the end of the log, in time",
-                hint=_START_HINT
-                if is_absent
-                else "is it cdcpipe-spark land that runs? Then start run in its place. If run is behind, raise --timeout",
-            )
-        tell(f"waiting for the tables to reach {end}, they are at {position}{'; no launcher runs' if is_absent else ''}", 0)
-        time.sleep(POLL_S)
+
+    def missing() -> str | None:
+        position = house.source().position
+        return None if position is not None and position.lsn >= end.lsn else f"the tables to reach {end}, they are at {position}"
+
+    if not wait_for(missing, staging, deadline, tell):
+        raise VerifyError(
+            f"the tables are at {house.source().position}, and did not reach {end}, the end of the log, in time",
+            hint=_START_HINT
+            if lock_owner(staging) is None
+            else "is it cdcpipe-spark land that runs? Then start run in its place. If run is behind, raise --timeout",
+        )
 
 
-def wait_for(is_there: Callable[[], bool], what: str, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> bool:
-    """Wait for something that a pipeline makes, and tell whether it is there. Without a launcher it does not wait for long."""
+def wait_for(missing: Callable[[], str | None], staging: Path, deadline: float, tell: Callable[[str, float], None]) -> bool:
+    """Wait for something that a pipeline makes, and tell whether it is there.
+
+    ``missing`` says what is waited for; None once it is there. Without a launcher, and with the same text, the wait is short.
+    """
+    last: str | None = None
     last_at = time.monotonic()
-    while not is_there():
+    while (what := missing()) is not None:
         now, is_absent = time.monotonic(), lock_owner(staging) is None
-        if not is_absent:
-            last_at = now
+        if what != last or not is_absent:
+            last, last_at = what, now
         if now > deadline or now - last_at > _STALL_S:
             return False
         tell(f"waiting for {what}{'; no launcher runs' if is_absent else ''}", 0)

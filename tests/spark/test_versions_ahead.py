@@ -19,7 +19,7 @@ from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import EPOCH
 from support.descriptions import CODE, ID, NONE, version
-from support.oids import INT4
+from support.oids import FLOAT4, FLOAT8, INT4
 from support.segments import Log, into, relation
 
 pytestmark = pytest.mark.spark
@@ -53,9 +53,6 @@ def test_columns_that_come_with_its_changes(spark: Any, tmp_path: Path, ahead: l
         else:
             with pytest.raises(WarehouseError, match="has no key"):
                 read(spark, house.root, "public.t")
-
-
-FLOAT4, FLOAT8 = 700, 701
 
 
 class Catalog(PublishedTables):

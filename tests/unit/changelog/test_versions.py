@@ -29,6 +29,7 @@ from support.changelog_rows import EPOCH
 from support.ddl_messages import described as captured
 from support.ddl_messages import message
 from support.descriptions import CODE, ID, NONE, catalog, table, version
+from support.oids import DATE, FLOAT4, FLOAT8, INT4, INT8, TIMESTAMP
 
 TABLE = Table("public", "t")
 
@@ -400,9 +401,6 @@ def test_a_type_that_does_not_hold_the_values_of_a_snapshot(tmp_path: Path) -> N
     versions.with_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     [wanted] = waiting(warehouse)
     assert (wanted.why, wanted.reasons[0].since_lsn) == ("earlier values of a are in columns of the old type", 30)
-
-
-FLOAT4, FLOAT8, DATE, TIMESTAMP, INT4, INT8 = 700, 701, 1082, 1114, 23, 20
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
