@@ -168,12 +168,13 @@ class KnownTables:
         """Return the table of the warehouse that has the changes of the table with this OID and name."""
         return self._names.shown(self._names.home(relation_id, name, place))
 
-    def begin(self) -> None:
-        """Read the names of the tables, also after each gap of the log.
-
-        Tell if the run has another choice for renamed tables than the one before it.
-        """
+    def read_names(self) -> None:
+        """Read the names of the tables: at the start, and after each gap of the log."""
         self._names = self.versions.names = gaps.names(self.warehouse)
+
+    def begin(self) -> None:
+        """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
+        self.read_names()
         if self._names.is_following not in (None, self.is_following):
             now, before = (FOLLOW, APART) if self.is_following else (APART, FOLLOW)
             _logger.warning("--renamed is %s now, it was %s: it counts for tables that are renamed from now on", now, before)

@@ -204,8 +204,10 @@ class Pipeline:
         with self._batch_running:
             position = self._progress.position
             assert position is not None
-            self._tables.begin()
-            self._progress = replace(self._progress, position=fit.behind_gap(self.warehouse, self.staging, position))
+            behind = fit.behind_gap(self.warehouse, self.staging, position)
+            if behind != position:
+                self._tables.read_names()
+            self._progress = replace(self._progress, position=behind)
 
     def take_copied(self, tables: Iterable[Table]) -> None:
         """Name tables in the catalog that a snapshot has copied, and give them their comments: no change has to come for them."""
@@ -444,7 +446,7 @@ class Pipeline:
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
                 fit.take_epochs(self.warehouse, self.staging)
-                self._tables.begin()
+                self._tables.read_names()
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
             batch.append()
@@ -461,7 +463,7 @@ class Pipeline:
             position = fit.behind_gap(self.warehouse, self.staging, end)
             if position != end:
                 fit.take_epochs(self.warehouse, self.staging)
-                self._tables.begin()
+                self._tables.read_names()
         message_count = counts.pop(MESSAGES, 0)
         self._seen.update(counts)
         self.changes.update(counts)

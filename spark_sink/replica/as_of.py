@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     copies = gaps.complete_copies(house, known)
     changes = changelogs_of(spark, house).read(known)
 
+    @cache
     def last_lsn() -> int:
         found = _last_lsn(spark, house, known, changes, at, source, known_lsn)
         return _known_lsn(spark, house, known, at, found, copies) if isinstance(at, datetime) else found

@@ -62,8 +62,7 @@ class CatalogLook:
         if epochs and epochs[-1].system_id != found.system_id:
             _logger.info("the server has another system id, and the launcher has not begun to read from it yet")
             return False
-        published_tables.follow(house, epochs)
-        before, homes = published_tables.read(house), Homes(house)
+        before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)
         now = carried(before, publication.seen(found, kept, homes), house.masks)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):

@@ -40,6 +40,7 @@ def is_due(warehouse: Warehouse, mode: str | None, *, creates_slot: bool) -> boo
     """
     if mode == "never":
         return False
-    if is_begun(warehouse):
-        return is_unfinished(warehouse)
+    found = read_json(path_in(warehouse))
+    if found is not None:
+        return not found["is_complete"]
     return mode == "initial" or (creates_slot and not warehouse.exists)

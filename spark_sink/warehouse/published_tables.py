@@ -134,21 +134,24 @@ def write(house: Warehouse, now: Seen) -> None:
     write_json(_path(house), found | ({"former": former} if former else {}))
 
 
-def follow(house: Warehouse, epochs: Sequence[Epoch]) -> None:
+def follow(house: Warehouse, epochs: Sequence[Epoch]) -> Seen | None:
     """Let the record go on if pg_upgrade has taken the slot along: the tables have their OIDs and files, and no change is missing.
 
     Publications have other OIDs. After a gap the record does not go on: all tables are copied, and the server may be another one.
+    Returns the record as it is then.
     """
     seen = read(house)
     if seen is None or not epochs or seen.system_id == epochs[-1].system_id:
-        return
+        return seen
     system_id = seen.system_id
     for epoch in epochs:
         if epoch.former_system_id == system_id and epoch.gap is None:
             system_id = epoch.system_id
     if system_id == epochs[-1].system_id:
         tables = {number: replace(each, published_by=None) for number, each in seen.tables.items()}
-        write(house, replace(seen, system_id=system_id, tables=tables))
+        seen = replace(seen, system_id=system_id, tables=tables)
+        write(house, seen)
+    return seen
 
 
 def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> set[Table] | None:
