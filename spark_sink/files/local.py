@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import stat
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ class DamagedFileError(CdcpipeError):
 
 
 def local_directory(path: Path | str, what: str) -> Path:
-    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty or a URL.
+    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty, a URL or not UTF-8.
 
     Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine. An empty text, often a shell variable that
     is not set, would be the current directory. The returned path has no ``..``, which Hadoop removes from the text, also behind a
@@ -66,10 +67,32 @@ def local_directory(path: Path | str, what: str) -> Path:
             hint="give a path; only a warehouse can be in an object store",
         )
     absolute = Path(path).absolute()
+    _check_text(absolute, what)
     if ".." not in absolute.parts and absolute.root == "/":
         return absolute
     shortened, resolved = Path(os.path.normpath(f"/{absolute.relative_to(absolute.root)}")), absolute.resolve()
     return shortened if shortened.resolve() == resolved else resolved
+
+
+def _check_text(path: Path, what: str) -> None:
+    """Raise InvalidArgumentsError if Arrow and Java would not name ``path`` as Python does: they take UTF-8, Python any bytes."""
+    text, encoding = str(path), sys.getfilesystemencoding()
+    if text.isascii():
+        return
+    hint = "give another path"
+    if encoding != "utf-8":
+        hint = f"set LC_ALL=C.UTF-8 and PYTHONUTF8=1; Python takes the names of files as {encoding} here"
+    elif _is_utf8(text):
+        return
+    raise InvalidArgumentsError(f"{text!a}: the path of {what} is not UTF-8 text", hint=hint)
+
+
+def _is_utf8(text: str) -> bool:
+    """Tell whether all of the text has UTF-8 bytes. Python's stand-ins for other bytes of a path (surrogates) have none."""
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def check_usable(path: Path, what: str) -> None:

@@ -82,3 +82,19 @@ def test_a_directory_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert local_directory(f"/{tmp_path}/lake", "it") == tmp_path / "lake"
     assert str(local_directory("../link/lake", "it")) == f"{tmp_path}/link/lake"  # a link stays, if there is no question
     assert str(local_directory("/", "it")) == "/"
+
+
+@pytest.mark.parametrize(
+    ("path", "encoding", "hint"),
+    [("l\udcffke", "utf-8", "another path"), ("lake-ä", "iso8859-1", "LC_ALL=C.UTF-8")],
+)
+def test_a_directory_has_the_same_name_for_arrow_and_java(
+    path: str, encoding: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take paths as UTF-8, and fail at others, after the slot has been made."""
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: encoding)
+    with pytest.raises(InvalidArgumentsError, match="not UTF-8 text") as raised:
+        local_directory(path, "the staging directory")
+    assert hint in str(raised.value.hint)
+    monkeypatch.undo()
+    assert local_directory("lake-ä", "it").name == "lake-ä"
