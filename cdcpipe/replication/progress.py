@@ -250,10 +250,15 @@ class Progress:
             due_at = min(due_at, self._sent_at + self.status_interval_s)
         if not self.is_read:
             due_at = min(due_at, self._sent_at + UNREAD_INTERVAL_S)
-        if self.silence_limit_s > 0:
+        if self._minds_silence:
             since = self.heard_at if self._asked_at == NEVER else self._asked_at
             due_at = min(due_at, since + self.silence_limit_s / 2)
         return due_at
+
+    @property
+    def _minds_silence(self) -> bool:
+        """Whether silence is the server's. While nobody reads the socket, a question would only add its answer to what waits there."""
+        return self.silence_limit_s > 0 and self.is_read
 
     def is_lost(self, now: float) -> bool:
         """Tell whether the server has been silent for longer than the limit, the second half of it after it was asked.
@@ -275,7 +280,7 @@ class Progress:
         is_news = self.confirmed_lsn > self._told_lsn
         needs_no_opinion = self._reply_wanted and self.is_outstanding
         no_opinion = needs_no_opinion and not is_news
-        silent = self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2
+        silent = self._minds_silence and now - self.heard_at >= self.silence_limit_s / 2
         if silent:
             self._asked_at = min(self._asked_at, now)
         self._sent_at = now

@@ -167,6 +167,19 @@ def test_silence_counts_only_after_a_question() -> None:
     assert progress.due_at() == 71
 
 
+def test_nobody_asks_while_nobody_reads() -> None:
+    """The answers would wait at the server, which would fill its memory: one more for each update."""
+    progress = Progress(0, status_interval_s=0, silence_limit_s=10)
+    progress.heard(1)
+    progress.is_read = False
+    for now in (20, 21, 22):
+        assert not progress.status(now).reply_requested
+        assert progress.due_at() == now + UNREAD_INTERVAL_S
+    progress.is_read = True
+    assert progress.status(23).reply_requested
+    assert not progress.is_lost(24)
+
+
 def test_a_server_whose_questions_are_not_read_is_answered_unasked() -> None:
     progress = Progress(0, status_interval_s=0)
     assert progress.due_at() == NEVER
