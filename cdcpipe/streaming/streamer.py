@@ -297,7 +297,8 @@ class Streamer:
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
                 # The consumer still needs the records received before.
                 self._hung_up = True
-        if ready.get(records.fd, 0) & (select.POLLERR | select.POLLNVAL) and not records.is_closed:
+        # A pipe without a reader gives POLLERR, a socket POLLHUP.
+        if ready.get(records.fd, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL) and not records.is_closed:
             raise OutputError("records can't be written: the reader has closed the pipe")
 
     def _poll_of_consumer(self) -> select.poll:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from cdcpipe.config import StreamOptions
-from cdcpipe.errors import ConnectionClosedError, ProtocolError
+from cdcpipe.errors import ConnectionClosedError, OutputError, ProtocolError
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.limits import limit_hint
 from cdcpipe.pgoutput.transactions import Transactions
@@ -77,6 +77,21 @@ def test_a_socket_is_not_read_while_a_transaction_is_handed_on(pipes: Pipes, has
         with streamer._signals:
             streamer._wait(now)
     assert (progress.due_at() <= now + UNREAD_INTERVAL_S) == has_pending
+
+
+def test_a_reader_that_is_gone_from_a_socket(tmp_path: Path, pipes: Pipes) -> None:
+    """Linux tells it otherwise than for a pipe. No record comes whose write would fail, and stdin stays open."""
+    ours, reader = socket.socketpair()
+    os.dup2(ours.fileno(), pipes.out_fd)
+    late = threading.Timer(20, os.write, (pipes.commands_fd, b"q\n"))
+    late.start()
+    with ours, streamer(tmp_path, pipes, COPY_BOTH, b"", is_direct=True) as stream:
+        reader.close()
+        try:
+            with pytest.raises(OutputError, match="the reader has closed"):
+                stream.run()
+        finally:
+            late.cancel()
 
 
 @pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "libpq"])
