@@ -178,6 +178,8 @@ class Transactions:
                 self._held.prepared[message.gid] = self._pop_streamed(message.xid)
             case CommitPrepared():
                 if message.gid not in self._held.prepared:
+                    if self.is_before_start(message.commit_lsn):
+                        return
                     raise ProtocolError(
                         f"the prepared transaction {message.gid!r} is committed, but its changes came in an earlier stream",
                         hint="the slot was confirmed after its PREPARE: its tables have to be copied again",

@@ -115,6 +115,7 @@ def test_what_ended_before_the_start_is_dropped() -> None:
         *(Begin(200, 5, 8), Origin(9, "o"), row(None, 4), LogicalMessage(None, 1, 201, "p", b""), Commit(0, 200, 210, 5)),
         LogicalMessage(None, 0, 215, "p", b""),
         CommitPrepared(0, 210, 220, 5, 9, "dropped"),
+        CommitPrepared(0, 215, 220, 5, 12, "confirmed before it was committed"),
     ]
     after = [Begin(220, 5, 11), row(None, 5), Commit(0, 220, 230, 5), CommitPrepared(0, 230, 240, 5, 10, "g")]
     found = [message for _, message in whole(*before, *after, start_lsn=220)]
