@@ -11,7 +11,7 @@ from cdcpipe.catalog_sql import published
 from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.libpq.connection import Connection
-from cdcpipe.publishing import REFUSE, own
+from cdcpipe.publishing import INSERT_ONLY, REFUSE, own
 from cdcpipe.replication.commands import parse_publication_names
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.new_publications import check_companions, check_left_out, contents, differences
@@ -88,7 +88,7 @@ def find_or_create_slot(
     check_usable(connection, slot)
     if config.is_plugin_asked and slot.plugin != config.plugin:
         log.warning("replication slot %r exists with the plugin %s: -P %s has no effect", slot.name, slot.plugin, config.plugin)
-    if not slot.is_new and failover_of_existing_slot(connection, config.parameters, slot, config.failover):
+    if not slot.is_new and failover_of_existing_slot(connection, slot, config.failover):
         slot = replace(slot, failover=True)
     return slot
 
@@ -145,7 +145,7 @@ def _create_publications(
     if check is not None:
         check([table for source in sources for table in describe(connection, source)])
     if selection is not None:
-        for name in own(missing):
+        for name in own(missing) if wanted.keyless == INSERT_ONLY else missing:
             log.info("creating publication %r", name)
             create_publication(connection, name, selection, wanted)
 

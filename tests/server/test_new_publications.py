@@ -356,6 +356,15 @@ def test_tables_without_a_key_have_their_inserts_in_a_second_publication(databas
         assert "'p_keyless' is there, and 'p' is not" in err
 
 
+def test_a_publication_named_like_a_companion_is_made_as_any_other(database: postgres.Database) -> None:
+    """Without --keyless insert-only it is none. The slot would stay, and no later -c would make the publication."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int primary key)")
+        assert prepare(database, "--publication", "p_keyless") == (0, "")
+        assert sorted(things(connection)) == ["p", "p_keyless", "s"]
+        connection.execute("select pg_drop_replication_slot('s')")
+
+
 def test_tables_without_a_key_get_replica_identity_full(database: postgres.Database) -> None:
     with database.connect() as connection, database.connect() as other:
         for statement in KEYLESS:
