@@ -71,7 +71,7 @@ def command(**options: Any) -> None:
     parameters = connection_parameters_of(**options)
     requests = map(_parse, sys.stdin)
     first = list(itertools.islice(requests, 1))  # what is wrong with it shows before there is a connection
-    with connected(parameters) as connection, connected(parameters) as another:
+    with connected(parameters) as connection, connected(connection.parameters_here) as another:
         server = _Server(Checksums(connection), another)
         for request in itertools.chain(first, requests):
             sys.stdout.write(json.dumps(request(server)) + "\n")
@@ -103,7 +103,7 @@ def _parse(line: str) -> Callable[[_Server], Any]:
             buckets = [str(bucket) for bucket in request["buckets"]]
             return lambda server: server.rows(wanted, key, buckets)
         return lambda server: server.buckets(wanted, key)
-    except (ValueError, KeyError, TypeError) as ex:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as ex:
         msg = f"not a request: {ex!r}"
         raise CommandError(msg, hint='a request is a line of JSON, like {"begin": [["public", "fruit"]]}') from ex
 

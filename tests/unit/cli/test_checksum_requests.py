@@ -19,7 +19,9 @@ def ask(line: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"slot": "s"}'])
+@pytest.mark.parametrize(
+    "line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"begin": [], "masks": [1]}', '{"slot": "s"}']
+)
 def test_a_line_that_is_no_request(line: str) -> None:
     code, errors = ask(line)
     assert code == 6
