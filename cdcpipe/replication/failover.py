@@ -7,7 +7,6 @@ standbys then copy it if they are set up to do so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError, SlotInUseError
@@ -36,7 +35,7 @@ def failover_of_new_slot(connection: Connection, plugin: str, asked: bool | None
     return missing is None
 
 
-def failover_of_existing_slot(connection: Connection, parameters: Mapping[str, str], slot: Slot, asked: bool | None) -> bool:
+def failover_of_existing_slot(connection: Connection, slot: Slot, asked: bool | None) -> bool:
     """Turn on ``failover`` if the user asks for it, and return whether it was turned on. Without an answer say how to get it.
 
     A slot that is in use stays as it is, with a warning. So does a slot that has the property, if the user says no. Raises
@@ -56,7 +55,7 @@ def failover_of_existing_slot(connection: Connection, parameters: Mapping[str, s
     if slot.active:
         log.warning("%s: --failover yes can change it only while it is free", slot_in_use_message(slot))
         return False
-    with connected_walsender(parameters) as walsender:
+    with connected_walsender(connection.parameters_here) as walsender:
         try:
             walsender.execute(enable_failover(slot.name))
         except ServerError as ex:

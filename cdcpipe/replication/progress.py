@@ -257,7 +257,7 @@ class Progress:
 
     @property
     def _minds_silence(self) -> bool:
-        """Whether silence is the server's. While nobody reads the socket, a question would only add its answer to what waits there."""
+        """Whether the server is asked after a silence. While nobody reads the socket, its answers would wait at the server."""
         return self.silence_limit_s > 0 and self.is_read
 
     def is_lost(self, now: float) -> bool:

@@ -357,7 +357,7 @@ class _Catalog:
     """
 
     def __init__(self, config: SlotConfig) -> None:
-        self._config = config
+        self._slot, self._parameters = config.slot, config.parameters
         self._connection: Connection | None = None
         self._within_s = NO_LIMIT
         self._while_waiting: Callable[[], None] | None = None
@@ -367,10 +367,12 @@ class _Catalog:
         """The connection. It is opened if it is not open."""
         if self._connection is None:
             self._connection = self._connect(self._within_s)
+            # The next connection goes to the same one of several servers: another one may lag, and has its own slots.
+            self._parameters = self._connection.parameters_here
         return self._connection
 
     def _connect(self, within_s: float) -> Connection:
-        return connect(self._config.parameters, within_s=within_s, while_waiting=self._while_waiting)
+        return connect(self._parameters, within_s=within_s, while_waiting=self._while_waiting)
 
     def limit_waits(self, while_waiting: Callable[[], None], within_s: float) -> None:
         """From now on, limit each answer to ``within_s``, and call ``while_waiting`` repeatedly during each wait."""
@@ -413,7 +415,7 @@ class _Catalog:
 
         self.limit_waits(raise_if_late, max(within_s, 0.0))
         try:
-            slot = find_slot(self.connection, self._config.slot)
+            slot = find_slot(self.connection, self._slot)
         except CdcpipeError as ex:
             log.info("the slot's position can't be asked for: %s", ex)
             self.close()
