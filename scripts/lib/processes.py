@@ -57,7 +57,10 @@ def is_open(path: Path) -> bool:
 def role(command: list[str]) -> str:
     """Return the role of one of the pipeline's processes, from its command line."""
     if Path(command[0]).name == "java":
-        return "executor" if any("CoarseGrainedExecutorBackend" in each for each in command) else "JVM"
+        if any("CoarseGrainedExecutorBackend" in each for each in command):
+            return "executor"
+        # Without Spark in it, it is "java -version", or writes the command line of the JVM.
+        return "JVM" if "org.apache.spark.deploy.SparkSubmit" in command else "java"
     if "spark_sink" in command:
         return "driver"
     if command[-1].endswith("spark_sink/client/watchdog.py"):
