@@ -17,7 +17,7 @@ from spark_sink.schema.table import Table
 from spark_sink.source.contents import Contents, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import Container, Iterable, MutableMapping
 
     from spark_sink.changelog.history import SchemaHistory
     from spark_sink.schema.ddl import TableDescription
@@ -40,10 +40,11 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
             last |= {(each.end_lsn, table.relation_id): (each, table) for table in each.message.tables}
     for each, description in last.values():
         home = names.shown(names.home(description.relation_id, description.table, each.place))
-        previous = _relation_before(each.place, description, contents.get(home), history)
+        told_at, previous = _relation_before(each.place, description, contents.get(home), history)
         if previous is not None and not _is_same_table(previous, description, each.place, names):
             continue
-        relation = _relation(description, home, previous, each.place, history)
+        before = _columns_before(description, home, previous, told_at, each.place, history)
+        relation = None if before is None else _relation(description, *before)
         if relation is None or relation == previous:
             continue
         found = contents.setdefault(home, Contents())
@@ -61,16 +62,14 @@ def _is_same_table(previous: Relation, description: TableDescription, place: tup
 
 def _relation_before(
     place: tuple[int, int], description: TableDescription, contents: Contents | None, history: SchemaHistory
-) -> Relation | None:
-    """Return the description of the table before a place."""
+) -> tuple[tuple[int, int], Relation | None]:
+    """Return the stream's description of the table before a place, and where it was used last."""
     uses = [] if contents is None else contents.uses
-    before = [
-        use.relation for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id
-    ]
+    before = [use for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id]
     if before:
-        return before[-1]
+        return (before[-1].end_lsn, before[-1].ordinal), before[-1].relation
     version = history.version(description.relation_id, (place[0], place[1] - 1))
-    return None if version is None else version.relation
+    return (place, None) if version is None else (version.place, version.relation)
 
 
 def _copied_before(
@@ -88,15 +87,31 @@ def _copied_before(
     return numbers, all(column.facts.number in numbers or column.facts.number > max(numbers) for column in description.columns)
 
 
-def _relation(
-    description: TableDescription, home: Table, previous: Relation | None, place: tuple[int, int], history: SchemaHistory
-) -> Relation | None:
-    """Return what the stream will say of the table; None if that is not certain. Its changes so far are in ``home``."""
+def _columns_before(
+    description: TableDescription,
+    home: Table,
+    previous: Relation | None,
+    told_at: tuple[int, int],
+    place: tuple[int, int],
+    history: SchemaHistory,
+) -> tuple[set[int], bool] | None:
+    """Return the numbers of the columns that the stream had before ``place``, and whether these are all; None if not certain.
+
+    ``previous`` is what the stream has said of the table, at ``told_at``. Its changes so far are in ``home``.
+    """
     before = None if previous is None else history.captured.numbers_before(previous, place)
     before = before or _copied_before(description, home, previous, place, history)
-    if before is None or any(column.is_generated for column in description.columns):
+    if before is None and previous is not None:
+        # Of a column that is neither in the stream nor dropped, nobody knows whether it is new, or not published.
+        until_next = history.captured.numbers_until_next(previous, told_at)
+        before = until_next if until_next is not None and until_next[1] else None
+    return before
+
+
+def _relation(description: TableDescription, numbers: Container[int], is_whole: bool) -> Relation | None:
+    """Return what the stream will say of the table; None if that is not certain. See `_columns_before` for the numbers."""
+    if any(column.is_generated for column in description.columns):
         return None
-    numbers, is_whole = before
     columns = [column for column in description.columns if is_whole or column.facts.number in numbers]
     return Relation(
         None,

@@ -296,6 +296,18 @@ class Descriptions:
 
         Returns None if there is none so far, if the DDL before it was not all captured, or if they are not certain.
         """
+        found = self.numbers_until_next(relation, place)
+        if found is None:
+            return None
+        first = self._known[self._key(relation.relation_id, place)].first
+        return tuple(first.get(number, ColumnFacts(number, None, is_filled=True)) for number in sorted(found[0]))
+
+    def numbers_until_next(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
+        """Do the same as `numbers_before`, but for a description that applies from ``place``, from the next captured command.
+
+        Its message has the columns that were there before: those that it has dropped, and all others but new ones. They count as
+        all only if none of the others may be new.
+        """
         known = self._of(relation.relation_id, place)
         index = 0 if known is None else bisect_right(known.places, place)
         if known is None or index == len(known.places) or not self.covers(place, known.places[index]):
@@ -312,7 +324,7 @@ class Descriptions:
         # RENAME COLUMN changes one name, and nothing else. Otherwise the publication lacks some of the table's columns.
         if others and (others > 1 or dropped or len(after) != len(numbers)):
             return None
-        return tuple(known.first.get(number, ColumnFacts(number, None, is_filled=True)) for number in numbers)
+        return set(numbers), len(after) + len(dropped) == len(numbers)
 
     def is_later_number(self, relation_id: int, place: Place, number: int) -> bool:
         """Tell whether a column of this number was added after the first description that follows ``place``."""

@@ -109,6 +109,21 @@ def test_a_table_that_was_copied_and_has_not_been_altered_since(relation: Relati
     assert uses({}, renamed, known=nothing, relation=None, snapshot=snapshot) == [((10, 0), "id b")]
 
 
+def test_the_first_command_tells_what_was_there_before() -> None:
+    """The capture is older than the slot, and the table came with the stream alone."""
+    nothing, relation = ddl(1, 0), table("id a b")
+    column = {"type": "table column", "oid": 1, "number": 2, "column": "a"}
+    dropped = ddl(10, 0, described("id=1 b=3", key=["id"]), kind="drop", dropped=[column])
+    again = ddl(10, 0, described("id=1 b=3 a=4", key=["id"]))
+    assert uses({}, dropped, again, known=nothing, relation=relation) == [((10, 0), "id b a")]
+    assert uses({}, ddl(10, 0, described("id=1 x=2 b=3", key=["id"])), known=nothing, relation=relation) == [((10, 0), "id x b")]
+    # Is c new, or not published?
+    assert uses({}, ddl(10, 0, described("id=1 a=2 b=3 c=4", key=["id"])), known=nothing, relation=relation) == []
+    # The capture was off in between.
+    removed = ddl(7, 0, kind="removed")
+    assert uses({}, removed, dropped, again, known=nothing, relation=relation) == []
+
+
 def test_a_table_that_goes_on_under_another_name() -> None:
     u = Table("public", "u")
     after = ddl(10, 2, described("id=1 b=2", key=["id"], name="u"))
