@@ -20,6 +20,8 @@ account with what ``cdcpipe prepare`` has found on the server:
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
 | an accepted one, and a recorded gap (diverged.json) | that gap: the slot may be one that a launcher made before it was killed |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
+| the same, with a timeline that branched off before the tables, or before the newest copy of one | a gap |
+| the same, with tables of an older version, which did not record their timeline | a gap if any timeline branched off before them |
 
 After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
 manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
@@ -35,7 +37,8 @@ from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import StagingError, left_lsn, passing_lsn
+from spark_sink.staging.log import Epoch, StagingError, left_lsn, passing_lsn
+from spark_sink.staging.same_source import check_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.staging.account import Account
-    from spark_sink.staging.log import Epoch, Position
+    from spark_sink.staging.log import Position
 
 __all__ = [
     "FedTables",
@@ -73,6 +76,10 @@ class FedTables:
     """The token of the position's epoch, if it is known."""
     reached_lsn: int = 0
     """How far the log remembers the tables; 0 if it does not know them. Beyond the position: the tables are an older copy."""
+    timeline: int = 0
+    """The timeline of the position; 0 if it is not known, because an older version has recorded the position."""
+    timeline_began_lsn: int = 0
+    """Where that timeline branched off the one before; 0 on the first timeline, and if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +215,62 @@ def _is_before(log: Log, tables: FedTables) -> bool:
     return tables.reached_lsn <= lsn < log.begin_lsn and passing_lsn(log.epochs, lsn, log.begin_lsn) is None
 
 
-def judge_lost_log(tables: FedTables, prepared: Prepared, now: float) -> Verdict:
-    """Return how a new log begins for ``tables`` whose former log is not there any more.
+def judge_lost_log(tables: FedTables, prepared: Prepared, copied_lsn: int, now: float) -> Verdict:
+    """Return how a new log begins for ``tables`` whose former log is not there any more, and whose newest copy is ``copied_lsn``.
 
     The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
-    forgotten: then there is a gap. Raises StagingError if the tables have the changes of another server or database.
+    forgotten: then there is a gap. So there is if the tables have changes that the server never had. Raises StagingError if they
+    have those of another server or database, or of a newer timeline.
     """
     check_tables(tables, prepared.system_id, prepared.database)
+    check_timeline(f"the tables in {tables.name} have", tables.timeline, prepared.timeline)
     confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
+    branch_lsn = _tables_branch(tables, prepared)
+    if branch_lsn is not None and branch_lsn < max(reached, copied_lsn):
+        gap = _diverged_tables(tables, prepared, branch_lsn, copied_lsn, now)
+        return Verdict(gap, resume_lsn=max(confirmed, reached, copied_lsn + 1))  # beyond the copy, as in `judge`
     if confirmed <= reached and not prepared.slot_created:
         return Verdict(resume_lsn=reached)
     at = "is new, and begins at" if prepared.slot_created else "is at"
     return Verdict(_lost_log(tables, f"the slot {at} {format_lsn(confirmed)}", now), resume_lsn=max(confirmed, reached))
+
+
+def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:
+    """Return the LSN up to which the tables and the server's timeline have the same history; None if the timeline is theirs."""
+    if not tables.timeline:
+        # They may be on any timeline, also on one that the server does not know. All have what is before the first branch.
+        return min((lsn for _, lsn in prepared.timeline_history), default=None)
+    number, lsn = tables.position
+    epoch = Epoch(
+        number,
+        tables.system_id,
+        tables.timeline,
+        tables.database,
+        "",
+        (),
+        {},
+        lsn,
+        timeline_began_lsn=tables.timeline_began_lsn,
+    )
+    return _branch([epoch], prepared) if prepared.timeline > tables.timeline else _parted(epoch, prepared)
+
+
+def _diverged_tables(tables: FedTables, prepared: Prepared, branch_lsn: int, copied_lsn: int, now: float) -> Gap:
+    reached = tables.position.lsn
+    theirs = f"timeline {tables.timeline}"
+    if tables.timeline == prepared.timeline:
+        theirs = f"another server's {theirs}"
+    elif not tables.timeline:
+        theirs = "a timeline that an older version has not recorded"
+    # Nobody knows on which timeline a copy was made.
+    never = "never had" if tables.timeline and branch_lsn < reached else "may never have had"
+    copied = f", and have a copy from {format_lsn(copied_lsn)}" if copied_lsn > reached else ""
+    cause = (
+        f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but the tables in {tables.name} have changes of"
+        f" {theirs} up to {format_lsn(reached)}{copied}: the server that was promoted or restored {never} these, and"
+        f" {_their_log(tables)} is not there"
+    )
+    return Gap(min(branch_lsn, reached), cause, 0.0, now, is_divergence=True)
 
 
 def check_tables(tables: FedTables, system_id: str, database: str | None) -> None:
@@ -234,10 +285,12 @@ def check_tables(tables: FedTables, system_id: str, database: str | None) -> Non
 
 
 def _lost_log(tables: FedTables, slot: str, now: float) -> Gap:
-    log = "their log" if tables.staging is None else f"their log, {tables.staging},"
-    return Gap(
-        tables.position.lsn, f"the tables in {tables.name} are at {tables.position}; {log} is not there, and {slot}", 0.0, now
-    )
+    cause = f"the tables in {tables.name} are at {tables.position}; {_their_log(tables)} is not there, and {slot}"
+    return Gap(tables.position.lsn, cause, 0.0, now)
+
+
+def _their_log(tables: FedTables) -> str:
+    return "their log" if tables.staging is None else f"their log, {tables.staging},"
 
 
 def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:

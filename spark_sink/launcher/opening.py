@@ -30,7 +30,7 @@ from spark_sink.launcher.continuity import (
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, divergence
 from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
-from spark_sink.staging.writer import check_source
+from spark_sink.staging.same_source import check_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,7 +292,7 @@ class Opening:
         tables = self._tables
         if tables is None:
             return Verdict()
-        verdict = judge_lost_log(tables, prepared, time.time())
+        verdict = judge_lost_log(tables, prepared, self._read_copied_lsn(), time.time())
         if verdict.gap is None:
             log, at = tables.staging or "the log", tables.position
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)

@@ -261,10 +261,9 @@ def list_epochs(root: Path | str) -> list[Epoch]:
     return epochs
 
 
-def epoch_token(root: Path, number: int) -> str:
-    """Return the token of an epoch; empty if it has none, or does not exist any more."""
-    epoch = _read_epoch(epoch_directory(root, number))
-    return "" if epoch is None else epoch.token
+def epoch_of(root: Path, number: int) -> Epoch | None:
+    """Return an epoch; None if it does not exist any more."""
+    return _read_epoch(epoch_directory(root, number))
 
 
 def left_lsn(epochs: Iterable[Epoch], position: Position, token: str = "") -> int | None:

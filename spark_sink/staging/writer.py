@@ -38,7 +38,6 @@ from spark_sink.staging.lock import lock, make_root, sign, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
-    OtherSourceError,
     Segment,
     StagingError,
     epoch_directory,
@@ -50,6 +49,7 @@ from spark_sink.staging.log import (
     segment_name,
 )
 from spark_sink.staging.readers import remove_consumed
+from spark_sink.staging.same_source import OTHER_HINT, check_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter", "check_source"]
+__all__ = ["Boundaries", "Failpoint", "Sealing", "StagingWriter"]
 
 _logger = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class StagingWriter:
         epochs = list_epochs(self.root)
         if epochs and epochs[-1].slot != slot:
             msg = f"{self.root} has the log of slot {epochs[-1].slot!r}, not of {slot!r}"
-            raise StagingError(msg, hint=_OTHER_HINT)
+            raise StagingError(msg, hint=OTHER_HINT)
 
     def _try_file_system(self, retention: Retention | None) -> None:
         for make_room in (remove_leftovers, lambda root: remove_consumed(root, retention)):
@@ -412,32 +412,6 @@ class StagingWriter:
             raise StagingError(msg, hint=hint) from ex
 
 
-def check_source(
-    root: Path, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str, *, is_accepted: bool = False
-) -> None:
-    """Raise OtherSourceError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
-
-    ``is_accepted``: the user has accepted another system id. Its timelines are not those of the log: pg_upgrade begins at 1.
-    """
-    if epoch.system_id != system_id and not is_accepted:
-        msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
-        hint = f"{_OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
-        raise OtherSourceError(msg, hint=hint)
-    if epoch.timeline > timeline and epoch.system_id == system_id:
-        msg = (
-            f"the server is on timeline {timeline}, {root} has changes of timeline {epoch.timeline}: this server is an old primary,"
-            " or a standby that does not follow the new one yet"
-        )
-        raise OtherSourceError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
-    if epoch.database != database or epoch.slot != slot:
-        msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-        renamed = f". A database that was renamed goes on under its former name only: ALTER DATABASE … RENAME TO {epoch.database}"
-        raise OtherSourceError(msg, hint=_OTHER_HINT + ("" if epoch.database == database else renamed))
-
-
-_OTHER_HINT = (
-    "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
-)
 _DISK_HINT = f"make room or repair the disk; {THEN}"
 _NOTHING_LOST = "nothing is lost, because only sealed segments were confirmed"
 _GONE_HINT = (

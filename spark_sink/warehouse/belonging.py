@@ -63,7 +63,15 @@ def fed_tables(house: Warehouse, staging: Path) -> FedTables | None:
     reached = read_readers(staging).get(READER)
     reached_lsn = 0 if reached is None else reached.lsn
     return FedTables(
-        house.name, source.system_id, source.database, source.staging, source.position, source.epoch_token, reached_lsn
+        house.name,
+        source.system_id,
+        source.database,
+        source.staging,
+        source.position,
+        source.epoch_token,
+        reached_lsn,
+        source.timeline,
+        source.timeline_began_lsn,
     )
 
 

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.masks import Masks, mask_options
 from spark_sink.delta.log import LogCache
 from spark_sink.files.local import NEWER, RESTORE
@@ -49,7 +50,7 @@ from spark_sink.files.places import check_store, is_local, make_directory, map_r
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
-from spark_sink.staging.log import Epoch, Position, epoch_token, has_log
+from spark_sink.staging.log import Epoch, Position, epoch_of, has_log
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ class Source:
     position: Position | None
     epoch_token: str = ""
     """The token of the epoch in ``position`` (staging/log.py); empty if it is not recorded."""
+    timeline: int = 0
+    """The server's timeline in that epoch; 0 if it is not recorded, as by older versions."""
+    timeline_began_lsn: int = 0
+    """Where that timeline branched off the one before; 0 on the first timeline, and if it is not recorded."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any], path: Path) -> Source:
@@ -116,6 +121,8 @@ class Source:
                 begin=Position.parse(found["begin"]) if "begin" in found else None,
                 position=Position.parse(found["position"]) if "position" in found else None,
                 epoch_token=str(found.get("epoch_token", "")),
+                timeline=int(found.get("timeline", 0)),
+                timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))),
             )
         except (KeyError, TypeError, ValueError) as ex:
             raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
@@ -331,7 +338,7 @@ class Warehouse:
             )
             return None
         if found.get("system_id") in former_system_ids:
-            facts |= {"system_id": epoch.system_id}
+            facts |= {"system_id": epoch.system_id, **_of_epoch(None)}  # the position's timeline is one of the former server
             identity.pop("system_id")
         self.check_choices(found)
         source = Source.of(found, self.identity_path)
@@ -365,7 +372,8 @@ class Warehouse:
     def record(self, position: Position, staging: Path | None = None) -> None:
         """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning.
 
-        ``staging`` is the log of ``position``. The token of its epoch is recorded, to tell the log from a restored copy.
+        ``staging`` is the log of ``position``. The token of its epoch is recorded, to tell the log from a restored copy; and its
+        timeline, because after a failover a position means something only together with it.
         """
         found = read_json(self.identity_path)
         if found is None:
@@ -374,8 +382,8 @@ class Warehouse:
                 hint="put the warehouse back; or start cdcpipe-spark run again with -c, which makes it anew",
             )
         begin = {} if "position" in found else {"begin": str(position)}
-        token = "" if staging is None else epoch_token(staging, position.epoch)
-        write_json(self.identity_path, found | begin | {"position": str(position), "epoch_token": token})
+        epoch = None if staging is None else epoch_of(staging, position.epoch)
+        write_json(self.identity_path, found | begin | {"position": str(position), **_of_epoch(epoch)})
 
     def source(self) -> Source:
         """Return the source of the changes, and their range."""
@@ -439,6 +447,13 @@ class Warehouse:
             f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}",
             hint=None if since is None else f"{name} was renamed: it is {since} now",
         )
+
+
+def _of_epoch(epoch: Epoch | None) -> dict[str, Any]:
+    """Return what warehouse.json says of the position's epoch; None if nothing is known of it."""
+    if epoch is None:
+        return {"epoch_token": "", "timeline": 0, "timeline_began": format_lsn(0)}
+    return {"epoch_token": epoch.token, "timeline": epoch.timeline, "timeline_began": format_lsn(epoch.timeline_began_lsn)}
 
 
 def _check_layout(path: Path, found: Mapping[str, Any]) -> None:

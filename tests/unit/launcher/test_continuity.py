@@ -23,7 +23,7 @@ from spark_sink.launcher.continuity import (
 )
 from spark_sink.staging.account import Account
 from spark_sink.staging.gap import Gap, LostChanges
-from spark_sink.staging.log import Epoch, Position, StagingError
+from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError
 
 EPOCH = Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100)
 LOG = Log([EPOCH], 0x500, Account(0x600, 1700000000.0))
@@ -253,13 +253,13 @@ def test_a_slot_that_is_gone_is_a_gap_after_the_account():
 @pytest.mark.parametrize("confirmed", [0x100, 0x6FF, 0x700])
 def test_a_new_log_begins_where_the_tables_are(confirmed: int):
     """The former log is lost, and the server still has everything that the tables lack."""
-    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed)), 5.0)
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed)), 0, 5.0)
     assert found == Verdict(resume_lsn=0x700)
 
 
 @pytest.mark.parametrize(("confirmed", "created"), [(0x701, False), (0x800, True)])
 def test_what_only_the_lost_log_had_is_a_gap(confirmed: int, created: bool):
-    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed), slot_created=created), 5.0)
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed), slot_created=created), 0, 5.0)
     assert found.gap is not None
     assert (found.gap.after_lsn, found.resume_lsn) == (0x700, confirmed)
     assert all(words in found.gap.cause for words in ("/warehouse are at 3:0/700", "their log, /staging, is not there"))
@@ -273,8 +273,54 @@ def test_what_only_the_lost_log_had_is_a_gap(confirmed: int, created: bool):
 @pytest.mark.parametrize("change", [{"system_id": "8"}, {"database": "other"}])
 def test_tables_of_another_server_get_no_new_log(change: dict[str, str]):
     with pytest.raises(StagingError, match="come from database 'db' of the server with system id 7") as caught:
-        judge_lost_log(TABLES, replace(SERVER, **change), 5.0)
+        judge_lost_log(TABLES, replace(SERVER, **change), 0, 5.0)
     assert "connect to their server" in (caught.value.hint or "")
+
+
+OF_2 = replace(TABLES, timeline=2, timeline_began_lsn=0x300)
+LOST = {"confirmed_flush_lsn": LSN(0x600), "timeline": 2, "timeline_history": ((1, 0x650),)}
+"""A standby that was promoted, with a copy of the slot. The staging directory was lost together with the primary."""
+
+
+@pytest.mark.parametrize(
+    ("tables", "server", "copied_lsn", "after_lsn", "resume_lsn", "cause"),
+    [
+        (replace(TABLES, timeline=1), {}, 0, 0x650, 0x700, "timeline 2 branched off at 0/650, but the tables"),
+        (replace(TABLES, timeline=1), {"slot_created": True, "confirmed_flush_lsn": LSN(0x800)}, 0, 0x650, 0x800, "timeline 1"),
+        (replace(TABLES, timeline=1), {"timeline_history": ((1, 0x780),)}, 0x900, 0x700, 0x901, "have a copy from 0/900"),
+        (OF_2, {}, 0, 0x300, 0x700, "another server's timeline 2"),  # both standbys were promoted
+        (OF_2, {"timeline": 3}, 0, 0, 0x700, "timeline 3 branched off at 0/0"),  # the server does not know their timeline
+        (TABLES, {}, 0, 0x650, 0x700, "a timeline that an older version has not recorded up to 0/700"),
+    ],
+)
+def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
+    tables: FedTables, server: dict[str, Any], copied_lsn: int, after_lsn: int, resume_lsn: int, cause: str
+):
+    """The WAL of the new primary has already passed the tables, so their position alone tells nothing."""
+    found = judge_lost_log(tables, replace(SERVER, **(LOST | server)), copied_lsn, 5.0)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (after_lsn, resume_lsn, True)
+    assert cause in found.gap.cause
+    assert "their log, /staging, is not there" in found.gap.cause
+
+
+@pytest.mark.parametrize(
+    ("tables", "server"),
+    [
+        (replace(TABLES, timeline=1), {"timeline_history": ((1, 0x700),)}),
+        (replace(TABLES, timeline=2, timeline_began_lsn=0x650), {}),
+        (replace(TABLES, timeline=2, timeline_began_lsn=0x650), {"timeline": 3, "timeline_history": ((1, 0x650), (2, 0x800))}),
+        (TABLES, {"timeline_history": ((1, 0x700),)}),  # an older version recorded no timeline
+        (TABLES, {"timeline": 1, "timeline_history": ()}),
+    ],
+)
+def test_tables_that_lost_their_log_go_on_if_the_server_has_all_of_theirs(tables: FedTables, server: dict[str, Any]):
+    assert judge_lost_log(tables, replace(SERVER, **(LOST | server)), 0x700, 5.0) == Verdict(resume_lsn=0x700)
+
+
+def test_an_old_primary_gets_no_new_log():
+    with pytest.raises(OtherSourceError, match="timeline 1, the tables in /warehouse have changes of timeline 2"):
+        judge_lost_log(OF_2, SERVER, 0, 5.0)
 
 
 def test_the_error_names_positions_size_time_and_what_to_do():

@@ -10,7 +10,7 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.doctor import belonging as doctor
-from spark_sink.files.local import write_json
+from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position
@@ -21,7 +21,7 @@ from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.pgoutput_build import build
-from support.segments import Log, relation
+from support.segments import Log, describe_epoch, relation
 from support.small_pipeline import make_pipeline
 
 
@@ -239,6 +239,34 @@ def test_how_far_the_tables_are_known_to_be_complete(made: Path) -> None:
     for end_lsn, expected in (lsn, lsn + 0x500), (lsn + 0x100, lsn):
         write_json(made / "staging/known.json", {"lsn": format_lsn(lsn + 0x500), "end": format_lsn(end_lsn)})
         assert reached_lsn(house, source) == expected
+
+
+def test_the_timeline_of_the_position_is_recorded(made: Path, tmp_path: Path) -> None:
+    house, staging = Warehouse(tmp_path / "other", "delta"), made / "staging"
+    epoch = Epoch(3, "7", 2, "shop", "s", ("p",), {}, 0x200, timeline_began_lsn=0x150)
+    log = tmp_path / "log"
+    (log / "000003").mkdir(parents=True)
+    (log / "000003/epoch.json").write_text(describe_epoch(0x200, timeline=2, timeline_began="0/150"))
+    house.open(epoch)
+
+    def timeline() -> tuple[int, int]:
+        tables = fed_tables(house, staging)
+        assert tables is not None
+        return tables.timeline, tables.timeline_began_lsn
+
+    house.record(Position(3, 0x300))  # as by an older version
+    assert timeline() == (0, 0)
+    house.record(Position(3, 0x300), log)
+    assert timeline() == (2, 0x150)
+    older = read_json(house.identity_path)
+    assert older is not None
+    house.open(replace(epoch, system_id="8", timeline=1), ["7"])  # after pg_upgrade, whose timelines are others
+    assert timeline() == (0, 0)
+    for name in "timeline", "timeline_began":
+        del older[name]
+    write_json(house.identity_path, older)
+    assert house.open(epoch) == Position(3, 0x300)
+    assert timeline() == (0, 0)
 
 
 def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:

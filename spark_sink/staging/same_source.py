@@ -1,0 +1,48 @@
+"""Checks that a log, or the tables that it fed, can go on with a server and a slot. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_sink.staging.log import OtherSourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_sink.staging.log import Epoch
+
+__all__ = ["OTHER_HINT", "check_source", "check_timeline"]
+
+OTHER_HINT = "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
+
+
+def check_source(
+    root: Path, epoch: Epoch, system_id: str, timeline: int, database: str, slot: str, *, is_accepted: bool = False
+) -> None:
+    """Raise OtherSourceError unless the log, whose last epoch is ``epoch``, can go on with this server and slot.
+
+    ``is_accepted``: the user has accepted another system id. Its timelines are not those of the log: pg_upgrade begins at 1.
+    """
+    if epoch.system_id != system_id and not is_accepted:
+        msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
+        hint = f"{OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
+        raise OtherSourceError(msg, hint=hint)
+    if epoch.system_id == system_id:
+        check_timeline(f"{root} has", epoch.timeline, timeline)
+    if epoch.database != database or epoch.slot != slot:
+        msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
+        renamed = f". A database that was renamed goes on under its former name only: ALTER DATABASE … RENAME TO {epoch.database}"
+        raise OtherSourceError(msg, hint=OTHER_HINT + ("" if epoch.database == database else renamed))
+
+
+def check_timeline(it_has: str, known: int, timeline: int) -> None:
+    """Raise OtherSourceError if the server, on ``timeline``, is behind that of the log or the tables, ``known``.
+
+    ``it_has`` names these in the message.
+    """
+    if known > timeline:
+        msg = (
+            f"the server is on timeline {timeline}, {it_has} changes of timeline {known}: this server is an old primary,"
+            " or a standby that does not follow the new one yet"
+        )
+        raise OtherSourceError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
