@@ -19,6 +19,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | an accepted one, with a slot that pg_upgrade took along | the log goes on |
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
 | an accepted one, and a recorded gap (diverged.json) | that gap: the slot may be one that a launcher made before it was killed |
+| an accepted one, with tables whose log is not there any more | a gap |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 | the same, with a timeline that branched off before the tables, or before the newest copy of one | a gap |
 | the same, with tables of an older version, which did not record their timeline | a gap if any timeline branched off before them |
@@ -215,14 +216,21 @@ def _is_before(log: Log, tables: FedTables) -> bool:
     return tables.reached_lsn <= lsn < log.begin_lsn and passing_lsn(log.epochs, lsn, log.begin_lsn) is None
 
 
-def judge_lost_log(tables: FedTables, prepared: Prepared, copied_lsn: int, now: float) -> Verdict:
+def judge_lost_log(tables: FedTables, prepared: Prepared, accepted_system_id: str | None, copied_lsn: int, now: float) -> Verdict:
     """Return how a new log begins for ``tables`` whose former log is not there any more, and whose newest copy is ``copied_lsn``.
 
     The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
-    forgotten: then there is a gap. So there is if the tables have changes that the server never had. Raises StagingError if they
+    forgotten: then there is a gap. So there is if the tables have changes that the server never had, and with another server that
+    the user has accepted: pg_upgrade takes a slot along only if the log had all of its changes. Raises StagingError if the tables
     have those of another server or database, or of a newer timeline.
     """
-    check_tables(tables, prepared.system_id, prepared.database)
+    is_accepted = prepared.system_id == accepted_system_id
+    check_tables(tables, prepared.system_id, prepared.database, is_accepted=is_accepted)
+    if prepared.system_id != tables.system_id:
+        resume_lsn = max(int(prepared.confirmed_flush_lsn), tables.position.lsn, copied_lsn + 1)  # as in `judge`
+        gap = _lost_log(tables, f"the server has system id {prepared.system_id} now", now)
+        gap = replace(gap, is_divergence=int(prepared.confirmed_flush_lsn) < resume_lsn)
+        return Verdict(gap, former_system_id=tables.system_id, resume_lsn=resume_lsn)
     check_timeline(f"the tables in {tables.name} have", tables.timeline, prepared.timeline)
     confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
     branch_lsn = _tables_branch(tables, prepared)
@@ -273,14 +281,19 @@ def _diverged_tables(tables: FedTables, prepared: Prepared, branch_lsn: int, cop
     return Gap(min(branch_lsn, reached), cause, 0.0, now, is_divergence=True)
 
 
-def check_tables(tables: FedTables, system_id: str, database: str | None) -> None:
-    """Raise StagingError if ``tables`` have the changes of another server or database. None for a database that is not known."""
-    if system_id != tables.system_id or database not in (None, tables.database):
+def check_tables(tables: FedTables, system_id: str, database: str | None, *, is_accepted: bool = False) -> None:
+    """Raise StagingError if ``tables`` have the changes of another server or database. None for a database that is not known.
+
+    ``is_accepted``: the user has accepted this system id.
+    """
+    is_other = system_id != tables.system_id
+    if (is_other and not is_accepted) or database not in (None, tables.database):
         this = "a database" if database is None else repr(database)
+        upgraded = f". If this is the same server after pg_upgrade: --accept-system-id {system_id}" if is_other else ""
         raise StagingError(
             f"the tables in {tables.name} come from database {tables.database!r} of the server with system id {tables.system_id},"
             f" and this is {this} of {system_id}",
-            hint="connect to their server; give another database its own slot, staging directory and warehouse",
+            hint=f"connect to their server; give another database its own slot, staging directory and warehouse{upgraded}",
         )
 
 

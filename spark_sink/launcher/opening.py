@@ -219,9 +219,8 @@ class Opening:
 
     def _expected(self, log: Log | None) -> list[str]:
         """Return the system ids that the server may have; none if any will do."""
-        if log is None:
-            return [] if self._tables is None else [self._tables.system_id]
-        return list(filter(None, (log.epochs[-1].system_id, self._config.accept_system_id)))
+        known = log.epochs[-1] if log is not None else self._tables
+        return [] if known is None else list(filter(None, (known.system_id, self._config.accept_system_id)))
 
     def _refuse(self, log: Log | None, system_id: str) -> None:
         """Raise StagingError for a server that is none of the expected ones."""
@@ -292,7 +291,7 @@ class Opening:
         tables = self._tables
         if tables is None:
             return Verdict()
-        verdict = judge_lost_log(tables, prepared, self._read_copied_lsn(), time.time())
+        verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), time.time())
         if verdict.gap is None:
             log, at = tables.staging or "the log", tables.position
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)

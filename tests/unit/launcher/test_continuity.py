@@ -253,13 +253,13 @@ def test_a_slot_that_is_gone_is_a_gap_after_the_account():
 @pytest.mark.parametrize("confirmed", [0x100, 0x6FF, 0x700])
 def test_a_new_log_begins_where_the_tables_are(confirmed: int):
     """The former log is lost, and the server still has everything that the tables lack."""
-    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed)), 0, 5.0)
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed)), None, 0, 5.0)
     assert found == Verdict(resume_lsn=0x700)
 
 
 @pytest.mark.parametrize(("confirmed", "created"), [(0x701, False), (0x800, True)])
 def test_what_only_the_lost_log_had_is_a_gap(confirmed: int, created: bool):
-    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed), slot_created=created), 0, 5.0)
+    found = judge_lost_log(TABLES, replace(SERVER, confirmed_flush_lsn=LSN(confirmed), slot_created=created), None, 0, 5.0)
     assert found.gap is not None
     assert (found.gap.after_lsn, found.resume_lsn) == (0x700, confirmed)
     assert all(words in found.gap.cause for words in ("/warehouse are at 3:0/700", "their log, /staging, is not there"))
@@ -273,8 +273,23 @@ def test_what_only_the_lost_log_had_is_a_gap(confirmed: int, created: bool):
 @pytest.mark.parametrize("change", [{"system_id": "8"}, {"database": "other"}])
 def test_tables_of_another_server_get_no_new_log(change: dict[str, str]):
     with pytest.raises(StagingError, match="come from database 'db' of the server with system id 7") as caught:
-        judge_lost_log(TABLES, replace(SERVER, **change), 0, 5.0)
+        judge_lost_log(TABLES, replace(SERVER, **change), None, 0, 5.0)
     assert "connect to their server" in (caught.value.hint or "")
+    assert ("--accept-system-id 8" in (caught.value.hint or "")) == ("system_id" in change)
+
+
+@pytest.mark.parametrize(("confirmed", "resume_lsn"), [(0x200, 0x901), (0x700, 0x901), (0x2000, 0x2000)])
+def test_tables_that_lost_their_log_go_on_with_an_accepted_server_after_a_gap(confirmed: int, resume_lsn: int):
+    """Also with a slot that pg_upgrade took along, and whatever timeline the former server had: nobody has the rest of the log."""
+    server = replace(SERVER, system_id="8", confirmed_flush_lsn=LSN(confirmed))
+    found = judge_lost_log(replace(TABLES, timeline=3), server, "8", 0x900, 5.0)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.former_system_id) == (0x700, resume_lsn, "7")
+    assert found.gap.is_divergence == (confirmed < resume_lsn)  # the stream begins when the WAL has passed the tables
+    assert "the server has system id 8 now" in found.gap.cause
+    with pytest.raises(StagingError, match="come from database 'db'"):
+        judge_lost_log(TABLES, replace(server, database="other"), "8", 0x900, 5.0)
+    assert judge_lost_log(TABLES, SERVER, "8", 0, 5.0) == Verdict(resume_lsn=0x700)  # still the former one
 
 
 OF_2 = replace(TABLES, timeline=2, timeline_began_lsn=0x300)
@@ -297,7 +312,7 @@ def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
     tables: FedTables, server: dict[str, Any], copied_lsn: int, after_lsn: int, resume_lsn: int, cause: str
 ):
     """The WAL of the new primary has already passed the tables, so their position alone tells nothing."""
-    found = judge_lost_log(tables, replace(SERVER, **(LOST | server)), copied_lsn, 5.0)
+    found = judge_lost_log(tables, replace(SERVER, **(LOST | server)), None, copied_lsn, 5.0)
     assert found.gap is not None
     assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (after_lsn, resume_lsn, True)
     assert cause in found.gap.cause
@@ -315,12 +330,12 @@ def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
     ],
 )
 def test_tables_that_lost_their_log_go_on_if_the_server_has_all_of_theirs(tables: FedTables, server: dict[str, Any]):
-    assert judge_lost_log(tables, replace(SERVER, **(LOST | server)), 0x700, 5.0) == Verdict(resume_lsn=0x700)
+    assert judge_lost_log(tables, replace(SERVER, **(LOST | server)), None, 0x700, 5.0) == Verdict(resume_lsn=0x700)
 
 
 def test_an_old_primary_gets_no_new_log():
     with pytest.raises(OtherSourceError, match="timeline 1, the tables in /warehouse have changes of timeline 2"):
-        judge_lost_log(OF_2, SERVER, 0, 5.0)
+        judge_lost_log(OF_2, SERVER, None, 0, 5.0)
 
 
 def test_the_error_names_positions_size_time_and_what_to_do():

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,19 @@ from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account, divergence, lock
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs, list_segments, log_end
+from spark_sink.staging.log import (
+    Epoch,
+    OtherSourceError,
+    Position,
+    StagingError,
+    former_system_ids,
+    list_epochs,
+    list_segments,
+    log_end,
+)
 from spark_sink.staging.readers import register_reader
 from spark_sink.staging.writer import Failpoint, StagingWriter
+from spark_sink.warehouse.warehouse import Warehouse
 from support.cli_process import run_spark_cli
 from support.fake_streamer import WORK, Fake, make_fake
 from support.pgoutput_stream import encode_stream
@@ -257,6 +268,25 @@ def test_a_log_that_was_lost_with_the_primary_begins_with_a_gap(fake: Callable[.
     assert (epoch.start, epoch.timeline) == ((8, 0x400), 2)
     assert list_segments(made.staging, Position(7, 0x300))[0].start_lsn == 0x400
     assert made.landed() == [each for each in WORK if each.end_lsn > 0x400]
+
+
+def test_an_accepted_server_goes_on_with_tables_whose_log_was_lost(fake: Callable[..., Fake], tmp_path: Path):
+    upgraded = {"system_id": "8", "created": True}
+    made = fake(WORK, [upgraded, {}, {"system_id": "8"}])
+    for gaps in (1, 0):  # one is enough
+        launcher = Launcher(made.config(create_slot=True, on_gap="resnapshot", accept_system_id="8"))
+        launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x300), timeline=3)
+        launcher.start()
+        launcher.wait()
+        assert launcher.progress.gaps == gaps
+    start = made.starts[0]
+    assert [start[at + 1] for at, word in enumerate(start) if word == "--expect-system-id"] == ["7", "8"]
+    epochs = list_epochs(made.staging)
+    assert [(each.number, each.system_id, each.former_system_id) for each in epochs] == [(8, "8", "7"), (9, "8", None)]
+    warehouse = Warehouse(tmp_path / "warehouse", "delta")
+    warehouse.open(replace(epochs[0], system_id="7"))
+    warehouse.record(Position(7, 0x300))
+    assert warehouse.open(epochs[-1], former_system_ids(epochs)) == Position(7, 0x300)
 
 
 def test_bytes_that_are_no_records_are_not_landed(fake: Callable[..., Fake]):
