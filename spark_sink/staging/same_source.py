@@ -45,4 +45,9 @@ def check_timeline(it_has: str, known: int, timeline: int) -> None:
             f"the server is on timeline {timeline}, {it_has} changes of timeline {known}: this server is an old primary,"
             " or a standby that does not follow the new one yet"
         )
-        raise OtherSourceError(msg, hint="connect to the server that was promoted, or wait until this one follows it")
+        hint = (
+            "connect to the server that was promoted, or wait until this one follows it. If that server does not exist any more,"
+            f" because this one was restored from before that promotion: promote it until its timeline is above {known} (restart it"
+            " with standby.signal, then SELECT pg_promote()), and start again: --on-gap resnapshot"
+        )
+        raise OtherSourceError(msg, hint=hint)

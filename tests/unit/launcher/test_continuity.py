@@ -334,8 +334,9 @@ def test_tables_that_lost_their_log_go_on_if_the_server_has_all_of_theirs(tables
 
 
 def test_an_old_primary_gets_no_new_log():
-    with pytest.raises(OtherSourceError, match="timeline 1, the tables in /warehouse have changes of timeline 2"):
+    with pytest.raises(OtherSourceError, match="timeline 1, the tables in /warehouse have changes of timeline 2") as caught:
         judge_lost_log(OF_2, SERVER, None, 0, 5.0)
+    assert "above 2 (restart it with standby.signal" in (caught.value.hint or "")
 
 
 def test_the_error_names_positions_size_time_and_what_to_do():
