@@ -112,6 +112,11 @@ class Slot:
         return self.is_copy and self.temporary
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the server will never stream from it. A copy may be lost while the primary's slot is well, and is made anew."""
+        return self.wal_status == "lost"
+
+    @property
     def is_free(self) -> bool:
         """Whether a stream from the slot can start now, as far as other processes and servers decide it."""
         return not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
@@ -167,7 +172,10 @@ def missing_slot_error(name: str) -> SlotDoesNotExistError:
 
 
 def check_usable(connection: Connection, slot: Slot) -> None:
-    """Raise InitError for a slot that can't be streamed from this connection, even if it were free."""
+    """Raise InitError for a slot that can't be streamed from this connection, even if it were free.
+
+    What a standby's copy of its primary's slot is says nothing final before the promotion.
+    """
     if slot.slot_type != "logical":
         msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"
         raise InitError(msg, hint="name another slot; cdcpipe -c creates one if there is none of its name")
@@ -179,7 +187,7 @@ def check_usable(connection: Connection, slot: Slot) -> None:
 
 def _check_not_lost(slot: Slot) -> None:
     """Raise LostSlotError for a slot from which the server will never stream again."""
-    if slot.wal_status == "lost":
+    if slot.is_lost and not slot.is_copy:
         what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])
         msg = f"{LostSlotError.BEGINNING}replication slot {slot.name!r} is lost: {what}"
         drop = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})"
@@ -265,7 +273,11 @@ def slot_in_use_message(slot: Slot) -> str:
     """Return a message that says why a slot is not free: which process uses it, or that it is a copy."""
     if slot.is_copy:
         what = "this standby's copy of its primary's slot: nobody can stream from it before the standby is promoted"
-        passing = "; the copy does not last yet, so a promotion now would lose the slot" if slot.is_passing_copy else ""
+        end = ", so a promotion now would lose the slot"
+        passing = f"; the copy does not last yet{end}" if slot.is_passing_copy else ""
+        if slot.is_lost:
+            cause, _ = _LOST.get(slot.invalidation_reason, _LOST[None])
+            passing = f"; the copy is lost ({cause}){end}; the standby makes it anew if the primary's slot is well"
         return f"replication slot {slot.name!r} is {what}{passing}"
     if slot.confirmed_flush_lsn is None and not slot.active:
         return f"replication slot {slot.name!r} is still being created"

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 """The server has at least this long to answer, however little of the duration is left."""
 
+_REMAKE_S = 30.0
+"""A standby that makes its copy of a slot anew has dropped it for a moment."""
+
 
 def wait_until_free(
     connection: Connection,
@@ -40,22 +43,28 @@ def wait_until_free(
     """Return the slot once a stream from it can start. ``sleep`` makes the pauses between two looks, and may raise.
 
     Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot from which
-    this connection can never stream: a loop of a poller and a streamer would never end.
+    this connection can never stream: a loop of a poller and a streamer would never end. But a standby drops its copy of a slot, and
+    makes it anew, if the copy is lost and the primary's slot is not.
     """
     started_at = clock()
-    said = None
+    said, copy_seen_at = None, None
     while True:
         remaining_s = NO_LIMIT if config.duration_s is None else config.duration_s - (clock() - started_at)
         slot = find_slot(connection, name, timeout_s=min(max(remaining_s, LOOK_S), ANSWER_TIMEOUT_S))
         if slot is None:
-            raise missing_slot_error(name)
+            if remaining_s <= 0 or copy_seen_at is None or clock() - copy_seen_at >= _REMAKE_S:
+                raise missing_slot_error(name)
+            sleep(min(config.interval_s, remaining_s))
+            continue
+        copy_seen_at = clock() if slot.is_copy else None
         check_usable(connection, slot)
         if slot.is_free:
             log.info("replication slot %r is free", name)
             return slot
         state = slot_in_use_message(slot)
         if state != said:
-            log.log(logging.WARNING if slot.is_passing_copy else logging.INFO, "%s; waiting", state)
+            is_in_danger = slot.is_passing_copy or (slot.is_copy and slot.is_lost)
+            log.log(logging.WARNING if is_in_danger else logging.INFO, "%s; waiting", state)
             said = state
         waited_s = clock() - started_at
         if config.duration_s is not None and waited_s >= config.duration_s:
@@ -65,6 +74,8 @@ def wait_until_free(
 
 
 def _ends_waiting(slot: Slot) -> str:
+    if slot.is_copy and slot.is_lost:
+        return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
     if slot.is_passing_copy:
         return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
     return "promote this standby" if slot.is_copy else "stop that consumer"
