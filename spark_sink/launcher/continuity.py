@@ -57,6 +57,7 @@ __all__ = [
     "gap_error",
     "gone_back",
     "gone_back_behind_copy",
+    "is_elsewhere",
     "judge",
     "judge_lost_log",
     "missing_slot",
@@ -120,8 +121,9 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     last = log.epochs[-1]
     confirmed = int(prepared.confirmed_flush_lsn)
     known_lsn = max(log.end_lsn, log.copied_lsn)
+    common_lsn = max(confirmed, log.end_lsn, 0 if log.tables is None else log.tables.position.lsn)
     # Beyond the copy, because a copy from there on counts as one that was made after the gap.
-    resume_lsn = max(confirmed, log.end_lsn, log.copied_lsn + 1, 0 if log.tables is None else log.tables.position.lsn)
+    resume_lsn = max(common_lsn, log.copied_lsn + 1)
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id:
         return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id, is_new_epoch=True)
     if log.divergence is not None:
@@ -144,7 +146,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
                 is_divergence=True,
             )
             return Verdict(gap, gap.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
-        right_lsn = min(right_lsn, branch_lsn)
+        right_lsn, resume_lsn = min(right_lsn, branch_lsn), common_lsn  # the copies are of what both timelines have
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
     if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
         return Verdict(account_lsn=confirmed)  # an older version confirmed the positions of an idle server without an account
@@ -341,6 +343,12 @@ def _parted(epoch: Epoch, prepared: Prepared) -> int | None:
     return min(began_at, epoch.timeline_began_lsn) if is_known and began_at != epoch.timeline_began_lsn else None
 
 
+def is_elsewhere(epoch: Epoch, prepared: Prepared) -> bool:
+    """Tell whether the server is another one than that of ``epoch``, or on another timeline. Positions mean other changes there."""
+    is_same = (prepared.system_id, prepared.timeline) == (epoch.system_id, epoch.timeline)
+    return not is_same or _parted(epoch, prepared) is not None
+
+
 def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:
     """Return the gap if the server's WAL ends before the log, on the same timeline. ``cause`` is what the streamer says of it.
 
@@ -355,9 +363,8 @@ def gone_back_behind_copy(log: Log, prepared: Prepared, copied_lsn: int) -> str:
 
     Empty if it does not, or if something else tells. A log that ends beyond the copy is compared with the WAL by the streamer.
     """
-    last = log.epochs[-1]
-    is_same = (prepared.system_id, prepared.timeline) == (last.system_id, last.timeline) and not prepared.is_standby
-    if log.divergence is not None or not is_same or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
+    is_other = is_elsewhere(log.epochs[-1], prepared) or prepared.is_standby
+    if log.divergence is not None or is_other or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
         return ""
     ends, at = format_lsn(prepared.wal_lsn), format_lsn(copied_lsn)
     return f"{RewoundServerError.BEGINNING}its WAL ends at {ends}, before {at}, where tables were copied"

@@ -23,6 +23,7 @@ from spark_sink.launcher.continuity import (
     gap_error,
     gone_back,
     gone_back_behind_copy,
+    is_elsewhere,
     judge,
     judge_lost_log,
     missing_slot,
@@ -101,6 +102,8 @@ class Opening:
 
         Raises GapError for a gap that the user does not want to pass, and StagingError if the log belongs to another slot.
         """
+        # Server and log may have been restored together. Then only the tables know of their newest copies.
+        self._copied_lsn = self._read_copied_lsn()
         prepared = self._prepare()
         if prepared is not None:
             self._begin_epoch(prepared, self._judge(prepared))
@@ -174,7 +177,8 @@ class Opening:
         self.close()
         while not self._wait(0):
             log = self._log()
-            self._copied_lsn = copied.read(config.staging)  # a later one may be beyond what the server says of its WAL
+            # A later one may be beyond what the server says of its WAL.
+            self._copied_lsn = max(self._copied_lsn, copied.read(config.staging))
             is_new = log is None and self._tables is None
             is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
             is_looking = is_creating and log is not None and log.divergence is None and self._expects_other_server(log)
@@ -280,9 +284,10 @@ class Opening:
         now = time.time()
         verdict = judge(log, prepared, config.accept_system_id, now)
         is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
-        if not verdict.is_new_epoch or is_plain_gap:
+        if not verdict.is_new_epoch or (is_plain_gap and not is_elsewhere(log.epochs[-1], prepared)):
             return verdict
-        # On another timeline or server, copies count, too: one may be of transactions that never happened there.
+        # On another timeline or server, copies count, too: one may be of transactions that never happened there. Whatever gap the
+        # look without them has found, a copy from after its end would count as one that was made after it.
         copied_lsn = max(copied.read(config.staging), self._read_copied_lsn())  # an older version has not recorded its copies
         return judge(replace(log, copied_lsn=copied_lsn), prepared, config.accept_system_id, now)
 

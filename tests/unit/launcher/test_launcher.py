@@ -37,7 +37,7 @@ from spark_sink.launcher import opening, restart, sealer, streamer
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import account, divergence, lock
+from spark_sink.staging import account, copied, divergence, lock
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import (
@@ -562,6 +562,43 @@ def test_a_gap_counts_from_the_moment_at_which_it_is_passed(fake: Callable[..., 
         assert launcher.progress.gaps == 1
         until(lambda: launcher.progress.gaps == 2)
     assert [epoch.gap is not None for epoch in list_epochs(made.staging)] == [False, True, True]
+
+
+COPIED = WORK[-1].end_lsn + 0x300
+
+
+@pytest.mark.parametrize(
+    ("server", "start"),
+    [
+        ({"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": format_lsn(COPIED - 0x100)}]}, COPIED + 1),
+        # Both have what was copied, so the copy is as good as one that is made now.
+        ({"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": format_lsn(COPIED)}]}, COPIED - 0x80),
+        ({"system_id": "8"}, COPIED + 1),
+        ({}, COPIED - 0x80),
+    ],
+)
+def test_the_stream_begins_beyond_a_copy_of_what_a_server_with_a_new_slot_never_had(
+    fake: Callable[..., Fake], server: dict[str, Any], start: int
+):
+    """The new slot is beyond the log, and before the copy. From there on the copy would count as one from after the gap."""
+    made = fake(WORK, [{}, {}, {"created": True, "confirmed": format_lsn(COPIED - 0x80), "wal_lsn": "0/9000", **server}])
+    made.run()
+    copied.record(made.staging, COPIED)
+    made.run(create_slot=True, on_gap="resnapshot", accept_system_id=server.get("system_id"))
+    epoch = list_epochs(made.staging)[-1]
+    assert epoch.start_lsn == start
+    assert epoch.gap is not None
+    assert epoch.gap.is_divergence == (start > COPIED)
+
+
+def test_the_copies_of_the_tables_tell_that_server_and_log_were_restored_together(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {}, {"wal_lsn": "0/8FF"}])
+    made.run()
+    launcher = Launcher(made.config())
+    launcher.read_copied_lsn = lambda: 0x900
+    with pytest.raises(GapError, match="the server has gone back: its WAL ends at 0/8FF, before 0/900, where tables were copied"):
+        launcher.start()
+    assert divergence.read(made.staging) is not None
 
 
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
