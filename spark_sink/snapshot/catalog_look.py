@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import CdcpipeError
+from spark_sink.launcher.continuity import is_elsewhere
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import list_epochs
@@ -49,7 +50,7 @@ class CatalogLook:
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
 
-        Returns False if the server could not be asked, or is not the one of the log's last epoch, or once ``is_stopping`` is True.
+        Returns False if the server could not be asked, or is not where the log goes on from, or once ``is_stopping`` is True.
         """
         try:
             found = publication.look(self._config, is_stopping)
@@ -59,8 +60,8 @@ class CatalogLook:
             _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
             return False
         house, epochs = self._warehouse, list_epochs(self._config.staging)
-        if epochs and epochs[-1].system_id != found.system_id:
-            _logger.info("the server has another system id, and the launcher has not begun to read from it yet")
+        if epochs and is_elsewhere(epochs[-1], found):
+            _logger.info("the launcher does not read from this server, or has not begun to read from its timeline yet")
             return False
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)

@@ -7,6 +7,9 @@ or locked, and the launcher lands the stream meanwhile.
 A table is added to its changelog completely or not at all (snapshot/table.py). After a kill or an error the server holds the
 snapshot for a while (client/exported.py), and the next run continues with the missing chunks (snapshot/progress.py).
 
+Only the server that the log follows counts, on the timeline of the log's last epoch. An old primary that has come back is refused.
+A copy that reaches a server that was promoted before the launcher does waits for the launcher.
+
 Two things make another snapshot necessary. The server has rewritten a table during its copy (`RewrittenError`): this table is
 copied from its beginning. The server has restarted and so has dropped the snapshot: all tables that are not finished are.
 """
@@ -26,6 +29,7 @@ from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
 from spark_sink.files.system_hints import hint_in
+from spark_sink.launcher.continuity import is_elsewhere
 from spark_sink.replica import merge
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
@@ -37,6 +41,7 @@ from spark_sink.spark import session
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs
+from spark_sink.staging.writer import check_source
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
 
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
     from spark_sink.snapshot.plan import Plan, TablePlan
@@ -69,6 +75,9 @@ _ROUNDS = 5
 _LOSS_S = 2.0
 _RESTART = RetryPolicy(within_s=300.0, first_pause_s=1.0, longest_pause_s=5.0)
 """How long a snapshot waits for a server that is away. The launcher, which waits for longer, ends the run if it gives up."""
+_FOLLOW_S = 300.0
+"""How long a snapshot of a server that was promoted waits until the launcher has begun to read from it."""
+_FOLLOW_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +270,7 @@ class Snapshot:
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
         plan = self._plan(connection, export.name)
-        self._epochs = list_epochs(self.config.staging)  # the launcher may have begun one since, as after a failover
+        self._epochs = self._await_epoch(export.prepared)
         copied.record(self.config.staging, int(export.consistent_point))
         homes = Homes(self.warehouse)
         wanted = self._choose(plan, homes)
@@ -324,6 +333,36 @@ class Snapshot:
         if self._stopping:
             raise SnapshotError("the snapshot was stopped before its end", hint="start again: it continues with the other tables")
         return rewritten
+
+    def _refuse_other_server(self, prepared: Prepared) -> list[Epoch]:
+        """Return the log's epochs. Raises OtherSourceError if the server is an old primary, or none that the log may go on with."""
+        config, epochs = self.config, list_epochs(self.config.staging)
+        server = prepared.system_id, prepared.timeline, prepared.database
+        is_accepted = config.accept_system_id == prepared.system_id
+        check_source(config.staging, epochs[-1], *server, config.slot, is_accepted=is_accepted)
+        return epochs
+
+    def _await_epoch(self, prepared: Prepared) -> list[Epoch]:
+        """Return the log's epochs once the last one is of the server, and of the timeline, that ``prepared`` describes.
+
+        A position means something only there. Nothing is recorded before: after a failover, the launcher would take the position of
+        a copy from the new timeline for one from the old timeline, and so for rows that the new primary never had.
+        """
+        ends_at, is_told = time.monotonic() + _FOLLOW_S, False
+        while is_elsewhere((epochs := self._refuse_other_server(prepared))[-1], prepared):
+            there = f"timeline {prepared.timeline} of the server with system id {prepared.system_id}"
+            if self._stopping:
+                raise SnapshotError("the snapshot was stopped before its end")
+            if time.monotonic() >= ends_at:
+                raise SnapshotError(
+                    f"not copied, because {self.config.staging} has nothing from {there} yet",
+                    hint="let cdcpipe-spark run or land begin to read from this server, and start again",
+                )
+            if not is_told:
+                _logger.warning("waiting until run or land has begun to read from %s", there)
+            is_told = True
+            time.sleep(_FOLLOW_POLL_S)
+        return epochs
 
     def _leave_out(self, chunks: int, rows: int) -> None:
         """Subtract chunks and rows that an earlier run has copied from the work to do."""

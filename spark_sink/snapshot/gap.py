@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_sink.client.prepare import look_up
@@ -49,6 +50,7 @@ class GapSnapshot(Snapshot):
     waits_for_names = False
 
     def __init__(self, config: LauncherConfig, warehouse: Warehouse, chunk_bytes: int = CHUNK_BYTES, hold_s: float = 0.0) -> None:
+        config = replace(config, create_slot=False)  # the launcher has made it; one that is gone is another gap
         super().__init__(config, warehouse, "snapshot_gap", chunk_bytes, hold_s)
         found = gaps.open_gap(warehouse)
         self._gap_end_lsn = 0 if found is None else found.start.lsn
@@ -73,7 +75,8 @@ class GapSnapshot(Snapshot):
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         # A server that was promoted may not have reached the end of the log yet. (The snapshot itself moves the WAL on.)
-        while look_up(self.config, is_stopping).wal_lsn < self._gap_end_lsn:
+        while (found := look_up(self.config, is_stopping)).wal_lsn < self._gap_end_lsn:
+            self._refuse_other_server(found)  # the WAL of an old primary may never get there
             if is_stopping():
                 raise InterruptedError
             time.sleep(_LOOK_S)

@@ -2,17 +2,21 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cdcpipe.lsn import LSN
+from spark_sink.client.exported import SnapshotError
+from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot import copy as module
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.staging import copied
-from spark_sink.staging.log import Epoch
+from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse.warehouse import Warehouse
 from support.waiting import DEADLINE_S
 
@@ -42,18 +46,91 @@ def test_a_stop_cancels_also_a_job_that_is_about_to_start(tmp_path: Path, monkey
     assert snapshot.wait(0)
 
 
-def test_a_later_snapshot_has_the_epoch_that_the_launcher_has_begun_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FIRST = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+SECOND = replace(FIRST, number=2, timeline=2, start_lsn=0x100, timeline_began_lsn=0x180)
+PROMOTED = {"timeline": 2, "timeline_history": ((1, 0x180),)}
+
+
+class Round:
+    """A round of a copy with nothing to copy. The snapshot is of the position 0/200 of a server."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **server: Any) -> None:
+        self.staging = directory / "staging"
+        self.looks: list[list[Epoch]] = []
+        """The epochs of the log at each look; the last ones stay."""
+        house = Warehouse(directory / "warehouse", "delta")
+        house.open(FIRST)
+        made: Any = Snapshot(LauncherConfig("slot", self.staging), house, "snapshot", 1, 0.0)
+        self.prepared = replace(Prepared(180000, "7123", 1, "shop", LSN(0x200), LSN(0), ()), **server)
+        made._export = SimpleNamespace(connection={}, prepared=self.prepared, name="x", consistent_point=0x200)
+        made._spark, made._counts, made._epochs = SimpleNamespace(), (0, 0), [FIRST]
+        made._plan = lambda *_: SimpleNamespace(time_us=0, is_utf8=True)
+        made._choose = lambda *_: []
+        self.snapshot = made
+        self.recorded: list[tuple[int, list[Epoch]]] = []
+        monkeypatch.setattr(module, "list_epochs", lambda _: self.looks.pop(0) if self.looks[1:] else self.looks[0])
+        monkeypatch.setattr(copied, "record", lambda _, lsn: self.recorded.append((lsn, self.looks[0])))
+        monkeypatch.setattr(module, "_FOLLOW_POLL_S", 0.0)
+
+    def copy(self, *looks: list[Epoch]) -> dict[str, int]:
+        """Return the position of the copy."""
+        self.looks = list(looks)
+        assert self.snapshot._copy_round(is_first=True) == []
+        position: dict[str, int] = json.loads((self.snapshot._scratch / "position.json").read_text())
+        return position
+
+
+@pytest.mark.parametrize("server", [PROMOTED, {**PROMOTED, "timeline_history": ()}], ids=["", "without a history"])
+def test_a_later_snapshot_has_the_epoch_that_the_launcher_has_begun_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any]
+) -> None:
     """As after a failover. In the epoch before, its rows would come before changes that they have already."""
-    first, second = (Epoch(number, "7123", 1, "shop", "slot", ("p",), {}, lsn) for number, lsn in ((1, 0), (2, 0x100)))
-    house = Warehouse(tmp_path / "warehouse", "delta")
-    house.open(first)
-    made: Any = Snapshot(LauncherConfig("slot", tmp_path / "staging"), house, "snapshot", 1, 0.0)
-    prepared = SimpleNamespace(server_version=180000)
-    made._export = SimpleNamespace(connection={}, prepared=prepared, name="x", consistent_point=0x200)
-    made._spark, made._counts, made._epochs = SimpleNamespace(), (0, 0), [first]
-    monkeypatch.setattr(module, "list_epochs", lambda _: [first, second])
-    monkeypatch.setattr(copied, "record", lambda *_: None)
-    made._plan = lambda *_: SimpleNamespace(time_us=0, is_utf8=True)
-    made._choose = lambda *_: []
-    assert made._copy_round(is_first=True) == []
-    assert json.loads((made._scratch / "position.json").read_text()) == {"epoch": 2, "lsn": 0x200}
+    assert Round(tmp_path, monkeypatch, **server).copy([FIRST, SECOND]) == {"epoch": 2, "lsn": 0x200}
+
+
+def test_a_copy_waits_for_the_launcher_on_a_new_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its position, recorded before, would be one of the old timeline for the launcher: a gap where nothing is missing."""
+    made = Round(tmp_path, monkeypatch, **PROMOTED)
+    assert made.copy([FIRST], [FIRST], [FIRST, SECOND]) == {"epoch": 2, "lsn": 0x200}
+    assert made.recorded == [(0x200, [FIRST, SECOND])]
+    said = "waiting until run or land has begun to read from timeline 2 of the server with system id 7123"
+    assert caplog.messages == [said]
+
+
+@pytest.mark.parametrize(
+    ("server", "last"),
+    [
+        (PROMOTED, FIRST),
+        ({"timeline": 2, "timeline_history": ((1, 0x170),)}, SECOND),  # another standby, which also called its timeline 2
+    ],
+)
+def test_the_wait_for_the_launcher_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], last: Epoch
+) -> None:
+    made = Round(tmp_path, monkeypatch, **server)
+    monkeypatch.setattr(module, "_FOLLOW_S", 0.01)
+    with pytest.raises(SnapshotError, match=r"^not copied, because .* has nothing from timeline 2 of the server"):
+        made.copy([last])
+    made.snapshot._stopping = True
+    with pytest.raises(SnapshotError, match="stopped before its end"):
+        made.copy([last])
+    assert made.recorded == []
+
+
+@pytest.mark.parametrize("server", [{}, {"system_id": "7999", "timeline": 9}])
+def test_a_copy_from_an_old_primary_or_another_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any]
+) -> None:
+    """The launcher streams from the one that was promoted, and a new connection finds the old one."""
+    made = Round(tmp_path, monkeypatch, **server)
+    with pytest.raises(OtherSourceError, match="system id 7999$" if server else "this server is an old primary"):
+        made.copy([FIRST, SECOND])
+    assert made.recorded == []
+
+
+def test_an_accepted_server_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Round(tmp_path, monkeypatch, system_id="7999")
+    made.snapshot.config = replace(made.snapshot.config, accept_system_id="7999")
+    assert made.copy([FIRST], [FIRST, replace(FIRST, number=2, system_id="7999")])["epoch"] == 2

@@ -18,10 +18,11 @@ from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.plan import Plan, TablePlan
 from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Epoch
+from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 from support.fake_streamer import Fake, make_fake
+from support.staged import make_epoch
 
 EPOCH = Epoch(2, "7", 2, "db", "s", ("p",), {}, 0x500, gap=Gap(0x400, "the server was promoted", 1.0, 2.0))
 
@@ -31,7 +32,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Return a server on another timeline, whose WAL passes the end of the gap, 0/500, at the third look."""
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
     made = make_fake(tmp_path, monkeypatch)
-    made.set_turns([{"wal_lsn": lsn} for lsn in ("0/450", "0/4FF", "0/500", "0/600")])
+    made.set_turns([{"wal_lsn": lsn, "timeline": 2} for lsn in ("0/450", "0/4FF", "0/500", "0/600")])
+    make_epoch(made.staging, 2, 0x500, timeline=2)
     return made
 
 
@@ -66,7 +68,7 @@ def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSn
     snapshot.prepare(lambda: False)
     assert (looks(server), exports.done) == (3, ["0/510 taken"])
     # So does the next one, if the server drops this one during the copies.
-    server.set_turns([{"wal_lsn": lsn} for lsn in ("0/450", "0/500")])
+    server.set_turns([{"wal_lsn": lsn, "timeline": 2} for lsn in ("0/450", "0/500")])
     (server.directory / "starts").unlink()
     exports.lsns.append(0x520)
     snapshot._take_another()
@@ -79,6 +81,16 @@ def test_a_snapshot_from_before_the_gap_is_not_used(server: Fake, snapshot: GapS
     snapshot.prepare(lambda: False)
     assert exports.done == ["0/4F0 taken", "0/4F0 dropped", "0/510 taken"]
     assert not snapshot._is_begun
+
+
+def test_an_old_primary_is_not_waited_for(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its WAL may never pass the end of the gap. And no slot is made there, also with -c."""
+    server.set_turns([{"wal_lsn": "0/450"}])
+    exports = Exports(monkeypatch)
+    with pytest.raises(OtherSourceError, match="this server is an old primary"):
+        snapshot.prepare(lambda: False)
+    assert (looks(server), exports.done) == (1, [])
+    assert not GapSnapshot(replace(server.config(), create_slot=True), snapshot.warehouse).config.create_slot
 
 
 def test_a_stop_ends_the_wait(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:

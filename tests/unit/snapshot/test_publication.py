@@ -148,6 +148,18 @@ def test_the_first_look_only_records() -> None:
     assert compare(without, found(table(parts=[part(101, 2, "b", has_rows=True)], published_by=[8])), not_keyed) == []
 
 
+def test_the_catalog_of_an_old_primary_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0x100, system_id="7123", timeline=2)
+    server = found(table())
+    monkeypatch.setattr(publication, "look", lambda *_: server)
+    catalog = CatalogLook(LauncherConfig("slot", staging), house)
+    assert not catalog.look(lambda: False)
+    assert read(house) is None
+    server = replace(server, timeline=2)
+    assert catalog.look(lambda: False)
+
+
 GAP = Gap(0x100, "the slot is a new one", since=1.0, found=2.0)
 
 
