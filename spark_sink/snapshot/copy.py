@@ -40,7 +40,7 @@ from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
-from spark_sink.staging.log import Epoch, Position, StagingError, list_epochs
+from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs
 from spark_sink.staging.writer import check_source
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
@@ -231,7 +231,9 @@ class Snapshot:
                 rewritten = self._copy_round(is_first=losses + rewrites == 0)
             except CdcpipeError as ex:
                 losses += 1
-                if losses == _ROUNDS or not self._is_lost(ex):
+                # A standby keeps its snapshots when it is promoted: the first one may only be from before that.
+                is_older = losses == 1 and isinstance(ex, OtherSourceError) and not self._stopping
+                if losses == _ROUNDS or not (is_older or self._is_lost(ex)):
                     raise
                 _logger.warning("%s; the tables that are not finished are copied with another snapshot", ex.message)
             else:

@@ -134,3 +134,26 @@ def test_an_accepted_server_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
     made = Round(tmp_path, monkeypatch, system_id="7999")
     made.snapshot.config = replace(made.snapshot.config, accept_system_id="7999")
     assert made.copy([FIRST], [FIRST, replace(FIRST, number=2, system_id="7999")])["epoch"] == 2
+
+
+@pytest.mark.parametrize("later", [PROMOTED, {}], ids=["the server was promoted since", "an old primary"])
+def test_a_snapshot_from_before_a_promotion_is_taken_again_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: dict[str, Any]
+) -> None:
+    """A standby keeps its snapshots when it is promoted."""
+    made, taken = Round(tmp_path, monkeypatch), []
+    made.looks = [[FIRST, SECOND]]
+    made.snapshot._export.is_lost = lambda _: False
+
+    def take_another() -> None:
+        taken.append(later)
+        made.snapshot._export.prepared = replace(made.prepared, **later)
+
+    made.snapshot._take_another = take_another
+    if later:
+        made.snapshot._copy()
+    else:
+        with pytest.raises(OtherSourceError, match="this server is an old primary"):
+            made.snapshot._copy()
+    assert taken == [later]
+    assert [lsn for lsn, _ in made.recorded] == ([0x200] if later else [])
