@@ -2,10 +2,11 @@
 
     names = follow(names, uses, ddl, homes, is_following=True)      # names: those so far
 
-A table is known by its OID. Its home is that of the newest change or copy with this OID. A command that describes the table with
-another name than its home has at this place is a rename: ALTER TABLE … RENAME TO or SET SCHEMA, ALTER SCHEMA … RENAME TO. The
-changes of the transaction up to the command have the old name, those after it the new one. OIDs end where the log goes on with
-another server. There a table is known by its name, until its first copy or change.
+A table is known by its OID. Its home is that of the newest change or copy with this OID, on the server of the command. A command
+that describes the table with another name than its home has at this place is a rename: ALTER TABLE … RENAME TO or SET SCHEMA, ALTER
+SCHEMA … RENAME TO. The changes of the transaction up to the command have the old name, those after it the new one. OIDs end where
+the log goes on with another server. There a table is known by its name, until its first copy or change. A copy from behind such an
+end may be in the warehouse before the changes from before it. It does not tell their tables either.
 
 A decision is made once for each message, and recorded with its position before any change depends on it. So it is the same again
 after a kill, also if the next run has another ``--renamed``.
@@ -20,7 +21,7 @@ from spark_sink.schema.names import Names, Naming
 from spark_sink.source.contents import Use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from spark_sink.schema.ddl import TableDescription
     from spark_sink.schema.table import Place, Table, Version
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
 __all__ = ["follow", "told"]
 
 
-def follow(names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], newest: Mapping[Table, Version], *, is_following: bool) -> Names:
+def follow(
+    names: Names, uses: Iterable[Use], ddl: Iterable[Ddl], versions: Mapping[Table, Sequence[Version]], *, is_following: bool
+) -> Names:
     """Return the names with those that are new in some segments. ``names`` itself is returned if nothing is new.
 
-    ``uses`` and ``ddl`` are all of the segments, in any order and in order. ``newest`` is the newest version of each table of the
+    ``uses`` and ``ddl`` are all of the segments, in any order and in order. ``versions`` are those of each table of the
     warehouse. Without ``is_following`` a renamed table goes on in tables of its own, as without captured DDL.
     """
-    finder = _Finder(names, newest, is_following=is_following)
+    finder = _Finder(names, versions, is_following=is_following)
     commands = [each for each in ddl if each.message.kind == "command"]
     # A message stands before the change with the same place.
     events: list[tuple[Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
@@ -76,28 +79,32 @@ def told(before: Names, now: Names) -> list[str]:
 class _Finder:
     """The names, and the newest OID in each home, as of a place that moves on."""
 
-    def __init__(self, names: Names, newest: Mapping[Table, Version], *, is_following: bool) -> None:
+    def __init__(self, names: Names, versions: Mapping[Table, Sequence[Version]], *, is_following: bool) -> None:
         self.names = names
         self._before = names
         self._is_following = is_following
-        self._newest = newest
-        self._end = 0
+        self._versions = versions
+        self._end = -1
         self._ended: set[Table] = set()
         """The homes whose OIDs are those of a former server."""
-        self._relation_of = {home: version.relation_id for home, version in newest.items()}
-        self._home_of = {
-            version.relation_id: home for home, version in sorted(newest.items(), key=lambda item: (item[1].place, item[0]))
-        }
+        self._relation_of: dict[Table, int] = {}
+        self._home_of: dict[int, Table] = {}
 
     def pass_to(self, place: Place) -> None:
-        """Move on to a place. If another server's changes begin before it, OIDs from before are forgotten."""
-        end = self._before.end_before(place)
-        if end == self._end:
+        """Move on to a place. OIDs are those of the server that is there: not of one before it, nor of one behind it."""
+        before, self._end = self._end, self._before.end_before(place)
+        if before == self._end:
             return
-        self._end = end
-        new = {home: version.relation_id for home, version in self._newest.items() if version.end_lsn > end}
-        self._home_of = {relation_id: home for relation_id, home in self._home_of.items() if new.get(home) == relation_id}
-        self._ended = self._relation_of.keys() - new.keys()
+        known = {home: self._newest_until(versions) for home, versions in self._versions.items()}
+        new = {home: each for home, each in known.items() if each is not None and before < self._before.end_before(each.place)}
+        self._relation_of |= {home: each.relation_id for home, each in new.items()}
+        here = {home: each for home, each in new.items() if self._before.is_one_server(each.place, place)}
+        self._home_of = {each.relation_id: home for home, each in sorted(here.items(), key=lambda item: (item[1].place, item[0]))}
+        self._ended = self._relation_of.keys() - here.keys()
+
+    def _newest_until(self, versions: Sequence[Version]) -> Version | None:
+        """Return the newest version of a table on the server of now, or on one before it."""
+        return next((each for each in reversed(versions) if self._before.end_before(each.place) <= self._end), None)
 
     def _add(self, naming: Naming) -> None:
         if self.names is self._before:
@@ -145,4 +152,4 @@ class _Finder:
 
     def _is_ahead(self, home: Table, place: Place) -> bool:
         """Tell whether a table has a copy from beyond a place. It has the name later in any case."""
-        return home in self._newest and self._newest[home].place > place
+        return any(each.place > place for each in self._versions.get(home, ())[-1:])

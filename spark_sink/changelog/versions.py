@@ -355,12 +355,11 @@ def check_masked(
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
     until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), gaps.names(warehouse)
-    end_lsn = names.end_before(place) or -1
-    found = [each for each in history.until(relation.relation_id, until) if each.end_lsn > end_lsn]
+    found = [each for each in history.until(relation.relation_id, until) if names.is_one_server(each.place, place)]
     for described in [each for each in found if each.facts is not None][-1:]:
         masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)
     copies = [each for each in warehouse.versions(table) if each.snapshot and each.relation_id == relation.relation_id]
-    for copied in [each for each in copies if end_lsn < each.end_lsn and each.place <= place][-1:]:
+    for copied in [each for each in copies if each.place <= place and names.is_one_server(each.place, place)][-1:]:
         then = names.name(table, copied.place)
         masks.check_columns((then.schema, then.name), _numbers_of(copied), own, columns)
 

@@ -184,8 +184,8 @@ class KnownTables:
         is_told = any(each.message.kind == "command" and each.end_lsn > self.names.done_lsn for each in ddl)
         if not is_told and self.names.is_following in (None, self.is_following) and not self.names.namings:
             return []
-        newest = {table: known[-1] for table, known in self.warehouse.all_versions().items()} if is_told else {}
-        names = follow(self.names, uses, ddl, newest, is_following=self.is_following)
+        versions = self.warehouse.all_versions() if is_told else {}
+        names = follow(self.names, uses, ddl, versions, is_following=self.is_following)
         if names is self.names:
             return []
         self.warehouse.write_names(names)

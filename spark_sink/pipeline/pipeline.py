@@ -206,7 +206,9 @@ class Pipeline:
             assert position is not None
             behind = fit.behind_gap(self.warehouse, self.staging, position)
             if behind != position:
-                self._tables.read_names()
+                fit.take_epochs(self.warehouse, self.staging)
+            # Also with changes from before the gap in the log: the tables may be copied from behind it before these come.
+            self._tables.read_names()
             self._progress = replace(self._progress, position=behind)
 
     def take_copied(self, tables: Iterable[Table]) -> None:

@@ -121,6 +121,10 @@ class Names:
         number = bisect_left(self._ends, place[0])
         return self._ends[number - 1] if number else 0
 
+    def is_one_server(self, place: Place, other: Place) -> bool:
+        """Tell whether two places are between the same two of these LSNs. Only then an OID at both is the same table's."""
+        return self.end_before(place) == self.end_before(other)
+
     def add(self, naming: Naming) -> None:
         """Add a naming. They come in their order."""
         if self.has(naming.home):
@@ -139,9 +143,8 @@ class Names:
         A table whose names are recorded keeps its home under each of these names: the server may describe a table for a while
         with a name that it had before.
         """
-        end = self.end_before(place)
         for naming in reversed(self._of_relation.get(relation_id, ())):
-            if name in (naming.name, naming.former) and (naming.place[0] > end or not end):
+            if name in (naming.name, naming.former) and self.is_one_server(naming.place, place):
                 return naming.home
         held = self.holder(name, place)
         return Table(name.schema, name.name, relation_id) if held is None else held

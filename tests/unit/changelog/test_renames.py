@@ -31,12 +31,12 @@ def rename(end_lsn: int, ordinal: int, relation_id: int, name: str, **more: Any)
     return ddl(end_lsn, ordinal, described("id=1", relation_id=relation_id, name=name), **more)
 
 
-def newest(**homes: int) -> dict[Table, Version]:
-    return {named(name): version(5, 0, ID, relation_id) for name, relation_id in homes.items()}
+def newest(**homes: int) -> dict[Table, list[Version]]:
+    return {named(name): [version(5, 0, ID, relation_id)] for name, relation_id in homes.items()}
 
 
 def found(
-    *events: Use | Ddl, known: dict[Table, Version], names: Names | None = None, is_following: bool = True
+    *events: Use | Ddl, known: dict[Table, list[Version]], names: Names | None = None, is_following: bool = True
 ) -> tuple[Names, list[str]]:
     """Return the names after these events, and the lines that tell of them."""
     before = names or Names()
@@ -78,7 +78,7 @@ def test_another_server_has_other_tables_under_the_same_oids() -> None:
     assert names.home(Y, named("b"), (200, 0)) == named("b", Y)
     assert names.home(Z, named("c"), (200, 0)) == named("b")
     # A table that was copied there is followed again, also to the name of a table whose former OID was the same.
-    known = newest(a=X) | {named("d"): version(150, 0, ID, X)}
+    known = newest(a=X) | {named("d"): [version(150, 0, ID, X)]}
     now, lines = found(rename(200, 0, X, "a"), known=known, names=names)
     assert lines == [
         "another table is public.a now: the tables of the dropped one go on as public.a~1",
@@ -88,6 +88,29 @@ def test_another_server_has_other_tables_under_the_same_oids() -> None:
     # A change from before it in the same segments does not count either.
     now, lines = found(change(60, 0, X, "a"), change(150, 0, Z, "a"), rename(200, 0, X, "new"), known=newest(a=X), names=names)
     assert (now.namings, lines) == (names.namings, [])
+
+
+def test_a_copy_of_another_server_tells_nothing_of_the_tables_before_it() -> None:
+    """It may be there before the changes from before the gap: these are in the log, and the copy does not wait for them."""
+    names = Names()
+    names.end_oids_at([100])
+    copied = {named("d"): [version(150, 0, ID, X)]}
+    # A table that is created before the gap has the OID of one that was copied behind it.
+    events = rename(50, 0, X, "new"), change(50, 1, X, "new")
+    now, lines = found(*events, known=copied, names=names)
+    assert (now.namings, lines) == (names.namings, [])
+    assert (now.home(X, named("new"), (50, 1)), now.home(X, named("d"), (200, 0))) == (named("new"), named("d"))
+    # So has one that is renamed: the table before the gap is known by its own changes, whatever was copied since.
+    for known in newest(a=X) | copied, {named("a"): [*newest(a=X)[named("a")], version(150, 0, ID, Y)]} | copied:
+        now, lines = found(rename(50, 0, X, "new"), known=known, names=names)
+        assert lines == ["public.a is public.new now: its tables go on under the new name"]
+        # The name counts for these changes alone: behind the gap the OID is that of the other table, also under the same name.
+        assert [now.home(X, named("new"), (lsn, 9)) for lsn in (50, 100)] == [named("a")] * 2
+        assert now.home(X, named("d"), (200, 0)) == named("d")
+    # A name that was recorded behind the gap tells nothing of changes before it.
+    names = Names([Naming((150, 0), X, named("e"), named("f"), named("e"))])
+    names.end_oids_at([100])
+    assert [names.home(X, named("f"), (lsn, 0)) for lsn in (100, 150)] == [named("f"), named("e")]
 
 
 def test_two_tables_change_their_names_in_one_transaction() -> None:
@@ -133,9 +156,9 @@ def test_what_is_no_rename(said: Ddl) -> None:
 
 
 def test_a_copy_that_has_the_name_already() -> None:
-    ahead = newest(a=X) | {named("b"): version(50, 0, ID, X)}
+    ahead = newest(a=X) | {named("b"): [version(50, 0, ID, X)]}
     assert list(found(rename(10, 0, X, "b"), known=ahead)[0].namings) == []
-    later = newest(a=X) | {named("b"): version(50, 0, ID, Z)}
+    later = newest(a=X) | {named("b"): [version(50, 0, ID, Z)]}
     assert list(found(rename(10, 0, X, "b"), known=later)[0].namings) == []
 
 
@@ -244,15 +267,15 @@ def test_random_names(seed: int) -> None:
     rng = random.Random(seed)
     server, names, lsn = Server(rng), Names(), 0
     for _ in range(30):
-        newest = dict(server.occupants)
+        versions = {home: [known] for home, known in server.occupants.items()}
         batch: list[tuple[Use | Ddl, Table | None]] = []
         for _ in range(rng.randint(1, 3)):
             lsn += 10
             batch += server.transaction(lsn)
             if rng.random() < 0.2:  # a micro-batch is killed after its names were recorded; some tables have its changes
-                names = Names.from_json(follow(names, *split(each for each, _ in batch), newest, is_following=True).to_json())
-                newest |= {home: known for home, known in server.occupants.items() if rng.random() < 0.5}
-        names = follow(names, *split(each for each, _ in batch), newest, is_following=True)
+                names = Names.from_json(follow(names, *split(each for each, _ in batch), versions, is_following=True).to_json())
+                versions |= {home: [known] for home, known in server.occupants.items() if rng.random() < 0.5}
+        names = follow(names, *split(each for each, _ in batch), versions, is_following=True)
         for each, home in batch:
             if isinstance(each, Use):
                 assert names.home(each.relation.relation_id, each.name, (each.end_lsn, each.ordinal)) == home

@@ -113,6 +113,35 @@ def test_what_an_epoch_says_is_recorded_before_the_log_may_remove_it(
     assert [(each.gap, each.start) for each in gaps.read(made.warehouse)] == [(gap, (3, 0x400))]
 
 
+def test_a_gap_is_passed_with_what_its_epochs_say(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server was upgraded, and the slot was lost, before it sent a change."""
+    staging, gap = tmp_path / "staging", Gap(0x300, "the slot was gone", since=1.0, found=2.0)
+    make_epoch(staging, 1, 0x100, (0x100, 0x200))
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    made.warehouse.open(list_epochs(staging)[0])
+    made._progress = replace(made._progress, position=Position(1, 0x200))
+    make_epoch(staging, 2, 0x200, system_id="8", former_system_id="7")
+    make_epoch(staging, 3, 0x400, system_id="8", gap=gap.to_json())
+    made.pass_gap()
+    assert (made.progress.position, made.warehouse.source().system_id) == (Position(3, 0x400), "8")
+    assert [each.gap for each in gaps.read(made.warehouse)] == [gap]
+
+
+def test_oids_end_at_a_gap_before_the_tables_come_to_it(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gap's copies may be there before the changes from before it, which the log still has."""
+    staging, gap = tmp_path / "staging", Gap(0x300, "the slot was gone", since=1.0, found=2.0)
+    make_epoch(staging, 1, 0x100, (0x100, 0x200))
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    made.warehouse.open(list_epochs(staging)[0])
+    made._progress = replace(made._progress, position=Position(1, 0x100))
+    made._tables.begin()
+    make_epoch(staging, 2, 0x400, system_id="8", former_system_id="7", gap=gap.to_json())
+    gaps.record(made.warehouse, list_epochs(staging))  # as a run does when the launcher has told of the gap
+    made.pass_gap()
+    assert made.progress.position == Position(1, 0x100)
+    assert made._tables.names.end_before((0x500, 0)) == 0x400
+
+
 def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine Spark gives up after ten seconds, before the query has done anything."""
     query = Query(clock, Exception(LATE), None, Exception("… terminated with exception: anything else"))
