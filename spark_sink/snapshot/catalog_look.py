@@ -15,7 +15,7 @@ from spark_sink.launcher.continuity import is_elsewhere
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import list_epochs
-from spark_sink.warehouse import published_tables, wanted_copies
+from spark_sink.warehouse import gaps, published_tables, wanted_copies
 from spark_sink.warehouse.former_names import carried
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class CatalogLook:
             return False
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)
-        now = carried(before, publication.seen(found, kept, homes), house.masks)
+        is_at_it = gaps.is_at_server_of_now(house, epochs)
+        now = carried(before, publication.seen(found, kept, homes), house.masks, is_at_server_of_now=is_at_it)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)

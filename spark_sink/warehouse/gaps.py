@@ -34,6 +34,7 @@ __all__ = [
     "TablesGap",
     "check_known",
     "complete_copies",
+    "is_at_server_of_now",
     "is_copied_since",
     "names",
     "open_gap",
@@ -118,6 +119,13 @@ def names(house: Warehouse) -> Names:
     found = house.names()
     found.end_oids_at(each.start.lsn for each in read(house) if each.is_other_server)
     return found
+
+
+def is_at_server_of_now(house: Warehouse, epochs: Iterable[Epoch]) -> bool:
+    """Tell whether the tables have all changes of former servers: what the server tells of OIDs does not hold for these."""
+    starts = [epoch.start_lsn for epoch in epochs if epoch.gap is not None and epoch.former_system_id is not None]
+    position = house.source().position
+    return not starts or (position is not None and position.lsn >= starts[-1])
 
 
 def open_gap(house: Warehouse) -> TablesGap | None:

@@ -79,6 +79,8 @@ class Seen:
     tables: Mapping[int, SeenTable]
     former: Mapping[int, tuple[Table, ...]] = field(default_factory=dict)
     """For relations that hold rows: the names, with masks, under which these were published before (former_names.py)."""
+    earlier: Seen | None = None
+    """The last look at the server before a gap, while the tables still get changes of that one; only with masks."""
 
 
 def _path(house: Warehouse) -> Path:
@@ -88,32 +90,40 @@ def _path(house: Warehouse) -> Path:
 def read(house: Warehouse) -> Seen | None:
     """Return what the last look saw; None before the first one."""
     value = read_json(_path(house))
-    if value is None:
-        return None
     try:
-        tables = (
-            SeenTable(
-                str(each["schema"]),
-                str(each["name"]),
-                int(each["relation_id"]),
-                bool(each["has_key"]),
-                None if each["published_by"] is None else tuple(map(int, each["published_by"])),
-                None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
-                _operations(each),
-                int(LSN.parse(each["undecided"])) if "undecided" in each else None,
-                bool(each.get("known")),
-            )
-            for each in value["tables"]
-        )
-        former = {int(number): tuple(map(Table.from_json, names)) for number, names in value.get("former", ())}
-        return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), {each.relation_id: each for each in tables}, former)
+        return None if value is None else _seen(value)
     except (KeyError, TypeError, ValueError) as ex:
         hint = "delete it: the next look begins a new record, and finds only what changes from then on"
         raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
 
 
+def _seen(value: Mapping[str, Any]) -> Seen:
+    tables = (
+        SeenTable(
+            str(each["schema"]),
+            str(each["name"]),
+            int(each["relation_id"]),
+            bool(each["has_key"]),
+            None if each["published_by"] is None else tuple(map(int, each["published_by"])),
+            None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
+            _operations(each),
+            int(LSN.parse(each["undecided"])) if "undecided" in each else None,
+            bool(each.get("known")),
+        )
+        for each in value["tables"]
+    )
+    former = {int(number): tuple(map(Table.from_json, names)) for number, names in value.get("former", ())}
+    known, earlier = {each.relation_id: each for each in tables}, value.get("earlier")
+    return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), known, former, earlier and _seen(earlier))
+
+
 def write(house: Warehouse, now: Seen) -> None:
     """Record what a look saw."""
+    make_directory(_path(house).parent)
+    write_json(_path(house), _to_json(now))
+
+
+def _to_json(now: Seen) -> dict[str, Any]:
     tables = [
         {
             "schema": each.schema,
@@ -128,10 +138,9 @@ def write(house: Warehouse, now: Seen) -> None:
         | ({"known": True} if each.is_known else {})
         for each in now.tables.values()
     ]
-    make_directory(_path(house).parent)
     former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
-    found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables}
-    write_json(_path(house), found | ({"former": former} if former else {}))
+    found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables} | ({"former": former} if former else {})
+    return found if now.earlier is None else found | {"earlier": _to_json(now.earlier)}
 
 
 def follow(house: Warehouse, epochs: Sequence[Epoch]) -> Seen | None:

@@ -19,6 +19,7 @@ from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.source.contents import Use
 from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Position
 from spark_sink.warehouse import former_names as module
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.former_names import FormerNames, carried
@@ -109,6 +110,32 @@ def test_behind_a_gap_to_another_server_an_oid_tells_nothing(house: Warehouse) -
     assert former_at(house, ROOT, 130) == ["orders"]
 
 
+def test_before_a_gap_to_another_server_its_oids_tell_nothing(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes from before the gap may come to the tables after a look at the other server's catalog, and after its copies."""
+    epoch = replace(EPOCH, number=2, start_lsn=100, gap=Gap(90, "the slot was gone", 0.0, 0.0), former_system_id="7", system_id="8")
+    write(house, replace(look(seen_table(ROOT, "orders", LEAF), system_id="7"), former={OTHER: (ORDERS,)}))
+    house.write_versions(Table("public", "both"), [version(90, 0, ID, 200), version(150, 0, ID, 201)])
+    house.write_versions(Table("public", "copied"), [version(150, 0, ID, 200)])
+    house.record(Position(1, 50))
+    house.open(epoch, {"7"})
+    gaps.record(house, [epoch])
+    monkeypatch.setattr("spark_sink.snapshot.catalog_look.list_epochs", lambda _: [epoch])
+    described: dict[str, Any] = {"relation_id": LEAF, "schema": "public", "name": "another", "columns": [{"name": "id"}]}
+    described |= {"primary_key": ["id"], "replica_identity": "d", "published_by": [7], "operations": ["insert"], "parts": []}
+    answer = SimpleNamespace(system_id="8", wal_lsn=9000, tables=(described,))
+    monkeypatch.setattr(publication, "look", lambda *_: answer)
+    for _ in range(2):
+        assert CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
+        assert [former_at(house, number, 100) for number in (LEAF, OTHER)] == [["orders"], ["orders"]]
+        assert [former_at(house, number, 101) for number in (LEAF, OTHER)] == [["another"], []]
+        assert [former_at(house, 200, lsn) for lsn in (100, 101)] == [["both"], ["copied"]]
+        assert [former_at(house, 201, lsn) for lsn in (100, 101)] == [[], ["both"]]
+    house.record(Position(2, 100))  # the tables have come to the gap: nobody asks for the former server's tables any more
+    assert CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
+    assert former_at(house, LEAF, 100) == []
+    assert former_at(house, LEAF, 101) == ["another"]
+
+
 @pytest.mark.parametrize("gap", [None, Gap(90, "the slot was gone", 0.0, 0.0)])
 def test_oids_go_on_if_it_is_the_same_server(house: Warehouse, gap: Gap | None) -> None:
     """A gap of its log, or pg_upgrade with the slot, of which the record of the look need not know yet."""
@@ -138,6 +165,12 @@ def test_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left == dict.fromkeys((ROOT, 1, 2, 3), (ORDERS,))  # no mask names public.plain
     assert carried(before, look(seen_table(3, "c"), system_id="2"), MASKS).former == {}
     assert carried(None, look(seen_table(3, "c")), MASKS).former == {}
+    # The tables still get changes of the former server, before which there was another one.
+    chain = carried(replace(before, earlier=look()), look(seen_table(3, "c"), system_id="2"), MASKS, is_at_server_of_now=False)
+    assert chain.earlier == replace(before, earlier=look())
+    assert carried(chain, look(system_id="2"), MASKS, is_at_server_of_now=False).earlier == chain.earlier
+    assert carried(chain, look(system_id="2"), MASKS).earlier is None
+    assert carried(before, look(system_id="2"), Masks.of({}), is_at_server_of_now=False).earlier is None
     assert carried(Seen("1", 100, {}, left), look(seen_table(3, "c")), Masks.of({"public.leaf.email": "null"})).former == {}
     # Partitions are dropped each day, for years. What is published is kept.
     monkeypatch.setattr(module, "_MOST_GONE", 2)
