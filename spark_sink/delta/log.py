@@ -27,7 +27,7 @@ from spark_sink.delta.checkpoints import (
 from spark_sink.files import clock, places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -332,7 +332,11 @@ def newest(path: Path) -> TableEnd | None:
     A RESTORE to a version from after the last commit of this client, or with its position, has taken nothing of ours back. So it
     undoes an earlier RESTORE.
     """
-    versions = _versions(places.list_names(path / "_delta_log"))
+    return _end(path, _versions(places.list_names(path / "_delta_log")))
+
+
+def _end(path: Path, versions: Sequence[int]) -> TableEnd | None:
+    """Do the same by these commits, which are in order."""
     lsn: int | None = None
     is_restored: bool | None = None
     target: int | None = None  # the version to which RESTORE has set the table back
@@ -395,7 +399,7 @@ def shorten(path: Path, age_s: float) -> int:
 
     A reader that has begun since that checkpoint finds everything that it needs. Does nothing if a property of the table sets the
     retention of its log, if its checkpoints have sidecar files, or if DROP FEATURE protects its checkpoints: Delta shortens these
-    logs itself. Does nothing, too, while the table counts as set back by RESTORE, and only the commit of RESTORE says so.
+    logs itself. Does nothing, too, while only this part tells whether RESTORE has set the table back, or has undone that.
     """
     log = path / "_delta_log"
     names = places.list_names(log)
@@ -410,8 +414,11 @@ def shorten(path: Path, age_s: float) -> int:
     properties = found.metadata.get("configuration", {})
     if _OWN_RETENTION & properties.keys() or "checkpointProtection" in found.features("writerFeatures"):
         return 0
-    if RESTORED not in properties and (end := newest(path)) is not None and end.is_restored:
-        return 0
+    if RESTORED not in properties:
+        versions = _versions(names)
+        end, left = (_end(path, each) for each in (versions, sorted({*versions}.difference(_versions(gone)))))
+        if end is None or left is None or end.is_restored or left.is_restored:
+            return 0
     places.remove_files(log, gone)
     return len(_versions(gone))
 

@@ -246,6 +246,23 @@ def test_a_log_keeps_the_commit_that_says_that_the_table_was_set_back(tmp_path: 
     assert delta_log.newest(tmp_path) == (100, False)
 
 
+def test_a_log_keeps_the_commits_that_say_that_a_restore_was_undone(tmp_path: Path) -> None:
+    """With only the last RESTORE, the table would count as set back again, and the version to set it to would be gone."""
+    log, place = tmp_path / "_delta_log", {"txn": {"appId": "cdcpipe", "version": 100}}
+    for number in range(2):
+        commit(log, number, {"commitInfo": {"operation": "WRITE", "engineInfo": "cdcpipe"}}, {"metaData": {"id": "x"}}, place)
+    for number, version in (2, 0), (3, 1):
+        commit(log, number, {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version}}})
+    write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}, place], {}, version=3)
+    os.utime(log / f"{3:020d}.checkpoint.parquet", (0, 0))
+    assert delta_log.newest(tmp_path) == (100, False)
+    assert delta_log.shorten(tmp_path, 3600.0) == 0
+    assert delta_log.newest(tmp_path) == (100, False)
+    commit(log, 4, {"commitInfo": {"operation": "WRITE", "engineInfo": "cdcpipe"}}, place)
+    assert delta_log.shorten(tmp_path, 3600.0) == 3
+    assert delta_log.newest(tmp_path) == (100, False)
+
+
 @pytest.mark.parametrize(
     ("restores", "is_restored"),
     [
