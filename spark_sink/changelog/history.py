@@ -184,7 +184,9 @@ class SchemaHistory:
         if not versions:
             return None
         described = self.version(versions[-1].relation_id, (1 << 64, 0))
-        return self._published.relation(versions[-1].relation_id) if described is None else described.relation
+        if described is not None:
+            return described.relation
+        return self._published.at(versions[-1].end_lsn).relation(versions[-1].relation_id)
 
     def copied(self, table: Table, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot up to ``place`` has found it; None if there is none.
@@ -251,7 +253,7 @@ class SchemaHistory:
             return False, None
         if self.as_copied(table, use.relation, place) is not None:
             return False, None
-        catalog = self._published.columns(use.relation, is_of_now=True)
+        catalog = self._published.at(use.end_lsn).columns(use.relation, is_of_now=True)
         facts = numbered(use.relation, catalog, (last.relation, last.facts))
         is_other = facts is None or _has_other_columns(facts, last.facts) or self.is_uncertain(table, last, known[:-1])
         return bool(catalog) and is_other, None
@@ -298,7 +300,7 @@ class SchemaHistory:
         if copied is not None and (previous is None or previous.place < copied.place):
             previous = copied
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
-        return numbered(use.relation, self._published.columns(use.relation), before)
+        return numbered(use.relation, self._published.at(use.end_lsn).columns(use.relation), before)
 
     def _load(self) -> dict[int, list[SchemaVersion]]:
         """Return the versions of every relation, in order. They are read once."""

@@ -182,15 +182,16 @@ class TableVersions:
                 return captured
             is_as_copied = before is not None and self._history.as_copied(table, relation, place) is not None
             if before is None or not (use.is_repeated or is_as_copied):
-                found = self._published.primary_key(relation)
+                found = self._published.at(use.end_lsn).primary_key(relation)
                 if found is not None and set(found) <= names:
                     return found
-                # The table does not exist any more, or its key has columns that these changes lack. So keep the previous key.
+                # The table does not exist any more, its server is not there, or its key has columns that these changes lack.
+                # So keep the previous key.
             return () if before is None else tuple(map(original_name, before.key))
 
         def identity() -> tuple[str, ...]:
             captured = self._history.captured.identity(relation, place)
-            return self._published.identity(relation) if captured is None else captured
+            return self._published.at(use.end_lsn).identity(relation) if captured is None else captured
 
         if use.is_repeated and before is not None and is_key_told(relation):
             former = tuple(map(original_name, before.key))

@@ -41,7 +41,7 @@ from spark_sink.pipeline.fit import gone
 from spark_sink.schema.keys import marked
 from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.published import is_key_told
-from spark_sink.schema.table import MESSAGES, has_key
+from spark_sink.schema.table import AFTER_ALL, MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     MESSAGE_SCHEMA,
@@ -171,6 +171,7 @@ class KnownTables:
     def read_names(self) -> None:
         """Read the names of the tables: at the start, and after each gap of the log."""
         self._names = self.versions.names = gaps.names(self.warehouse)
+        self.published.end_at(self._names.end_before(AFTER_ALL))
 
     def begin(self) -> None:
         """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
@@ -430,7 +431,7 @@ class MicroBatch:
             if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
                 names = self._former_names
                 is_same = use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn)
-                parts = () if is_same else tables.published.parts(relation)
+                parts = () if is_same else tables.published.at(use.end_lsn).parts(relation)
                 former |= names.of(relation.relation_id, use.end_lsn, parts, is_new=is_new)
             for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)

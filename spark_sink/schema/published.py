@@ -3,6 +3,9 @@
 The catalog shows the present state, but the stream may be older. So the catalog's last answer about a table is used as long as it
 has exactly the columns of the description in the stream, and the table cannot have got another key. Otherwise the catalog is asked
 again, at most once in a micro-batch.
+
+The catalog is that of the server of now. Behind a gap of the log to another server an OID is another table's. So nobody is asked
+about changes from before such a gap (`PublishedTables.at`), and an earlier answer does not count behind it.
 """
 
 from __future__ import annotations
@@ -42,6 +45,16 @@ class PublishedTables:
         self._is_fresh = False
         self._failure: CdcpipeError | None = None
         """Why the catalog could not be asked in this micro-batch. Each attempt may take a minute, so one is enough."""
+        self._end_lsn = 0
+
+    def end_at(self, lsn: int) -> None:
+        """Take the LSN behind which the log has the changes of the server of now; 0 if it has those of no other one."""
+        if lsn != self._end_lsn:
+            self._end_lsn, self._tables, self._asked, self._is_fresh = lsn, {}, set(), False
+
+    def at(self, lsn: int) -> PublishedTables:
+        """Return what is to be asked about a change in the transaction that ends at this LSN: nobody if it is a former server's."""
+        return self if lsn > self._end_lsn or not self._end_lsn else PublishedTables(None)
 
     def begin_batch(self) -> None:
         """Allow to ask the catalog again: it is newer than everything in the stream so far."""

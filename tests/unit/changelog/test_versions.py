@@ -583,6 +583,37 @@ def test_a_key_is_told_also_while_the_catalog_cannot_be_asked(tmp_path: Path) ->
     assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
+def test_the_catalog_tells_nothing_of_another_server(tmp_path: Path) -> None:
+    """Its OIDs are those of other tables. Changes from before the gap may be in the log still."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    full = replace(table("id code"), replica_identity="f")
+    columns = merge_columns(None, [full])
+    history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
+    keys = iter(["code", "id"])
+
+    def describe() -> list[dict[str, Any]]:
+        return [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2"), "parts": [{"relation_id": 9}]}]
+
+    published = PublishedTables(describe)
+    before = published.primary_key(full), published.at(20).parts(full)
+    assert before == (CODE, [9])
+    published.end_at(100)
+    versions = TableVersions(warehouse, history, published)
+    known = [version(10, 0, ID)]
+    for lsn, expected in (20, ID), (100, ID), (101, ID):
+        assert versions.with_new(TABLE, known, [Use(lsn, 0, full, lsn)], 15, None, columns)[-1].key == expected
+    assert next(keys, None) is None  # what was answered before the gap does not count behind it
+    old = published.at(100)
+    assert (old.primary_key(full), old.identity(full), old.columns(full), old.parts(full), old.relation(1)) == (
+        None,
+        (),
+        [],
+        [],
+        None,
+    )
+
+
 def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
     keys = iter(["id", "code"])
     published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])

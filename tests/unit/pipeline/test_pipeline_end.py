@@ -140,6 +140,7 @@ def test_oids_end_at_a_gap_before_the_tables_come_to_it(clock: Clock, tmp_path: 
     made.pass_gap()
     assert made.progress.position == Position(1, 0x100)
     assert made._tables.names.end_before((0x500, 0)) == 0x400
+    assert made._tables.published.at(0x400) is not made._tables.published.at(0x401) is made._tables.published
 
 
 def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
