@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -102,6 +102,9 @@ class SchemaVersion:
         return self.end_lsn, self.ordinal
 
 
+_V = TypeVar("_V", SchemaVersion, "Version")
+
+
 class SchemaHistory:
     """Reads and writes the history of one warehouse."""
 
@@ -170,8 +173,13 @@ class SchemaHistory:
         return [other for other in known if other.place < version.place]
 
     def until(self, relation_id: int, place: Place) -> list[SchemaVersion]:
-        """Return the relation's versions up to a place among the table's changes."""
-        return [version for version in self._load().get(relation_id, []) if version.place <= place]
+        """Return the relation's versions up to a place among the table's changes, without those of a server before it."""
+        known = [version for version in self._load().get(relation_id, []) if version.place <= place]
+        return self._of_server(known, place)
+
+    def _of_server(self, versions: Sequence[_V], place: Place) -> list[_V]:
+        """Return those of the versions that are of the server that is there at a place: only there its OIDs are these tables'."""
+        return [each for each in versions if not self.captured.is_other_server(each.place, place)]
 
     def version(self, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the version that applies at a place among the table's changes; None if it is not known."""
@@ -183,8 +191,7 @@ class SchemaHistory:
         versions = self._warehouse.versions(table)
         if not versions:
             return None
-        described = self.version(versions[-1].relation_id, (1 << 64, 0))
-        if described is not None:
+        for described in self._of_server(self._load().get(versions[-1].relation_id, []), versions[-1].place)[-1:]:
             return described.relation
         return self._published.at(versions[-1].end_lsn).relation(versions[-1].relation_id)
 
@@ -193,7 +200,7 @@ class SchemaHistory:
 
         Of the facts only the numbers are known, and of the relation neither identity nor key.
         """
-        return _copied(table, self._warehouse.versions(table), relation_id, place)
+        return _copied(table, self._of_server(self._warehouse.versions(table), place), relation_id, place)
 
     def as_copied(self, table: Table, relation: Relation, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot has found it, if captured DDL tells that nothing has altered it up to ``place``."""
@@ -266,9 +273,9 @@ class SchemaHistory:
         """
         if self._captured_facts(last) is not None:
             return False
-        numbers = {fact.number for fact in last.facts or ()}
+        numbers, earlier = {fact.number for fact in last.facts or ()}, self._of_server(earlier, last.place)
         certain = next(({fact.number for fact in each.facts} for each in reversed(earlier) if each.facts is not None), None)
-        for version in self._warehouse.versions(table):
+        for version in self._of_server(self._warehouse.versions(table), last.place):
             if version.snapshot and version.relation_id == last.relation.relation_id:
                 certain = (certain or set()) | {number for number, _ in version.snapshot}
         dropped = set(range(1, max(numbers, default=1))) - numbers

@@ -12,9 +12,9 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions
-from spark_sink.schema.column_numbers import looks
+from spark_sink.schema.column_numbers import ColumnFacts, looks
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table, Version
@@ -125,6 +125,37 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
         segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
+
+
+def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_path: Path) -> None:
+    """Also for a table that was copied there, and not described yet; and for one of the former server that nobody copies there."""
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    house.open(EPOCH)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id="7")])
+    copied_table(house, 8, MOOD)
+    now = {"relation_id": 1, "schema": "public", "name": "other", "columns": catalog("id=1 b=2")}
+    published = PublishedTables(lambda: [now])
+    published.end_at(20)
+    history, other = SchemaHistory(spark, house, published), Table("public", "other")
+    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
+    house.write_versions(other, [version(30, 0, ID)])
+    for lsn, is_known in (20, True), (21, False):
+        assert (history.version(1, (lsn, 0)) is not None, history.copied(T, 1, (lsn, 0)) is not None) == (is_known, is_known)
+    assert [each and looks(each) for each in map(history.newest, (T, other))] == [looks(table("id a")), looks(table("id b"))]
+
+
+def test_numbers_of_another_server_are_no_certain_ones(tmp_path: Path) -> None:
+    """The catalog has the new column in place of a dropped one. That the former server had its number says nothing."""
+    for former, is_uncertain in (None, False), ("7", True):
+        house, spark = Warehouse(tmp_path / str(former), "delta"), cast("Any", None)
+        house.open(EPOCH)
+        gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id=former)])
+        house.write_versions(T, [replace(version(8, 0, ID), snapshot=((1, "id"), (3, "a")))])
+        history = SchemaHistory(spark, house, PublishedTables(None))
+        facts = tuple(ColumnFacts(number, None, is_filled=False) for number in (1, 3))
+        first, last = (SchemaVersion(lsn, 0, table("id a"), facts) for lsn in (10, 30))
+        assert history.is_uncertain(T, last, [first]) is is_uncertain
 
 
 def told_behind_gap(house: Warehouse, former: str | None, *told: tuple[int, str, str]) -> Callable[[int], list[Version]]:
