@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.version import own_version
 from spark_sink.files.places import make_directory, map_reads, read_json, write_json
-from spark_sink.schema.table import mergeable_lsn
+from spark_sink.schema.table import NO_COPIES, mergeable_lsn
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
@@ -76,6 +76,9 @@ class Rest:
             purges=config.keep_changelog_s is not None,
             purges_histories=config.keep_history_s is not None,
         ):
+            return False
+        ends = map_reads(lambda table: house.format.end(house.changelog(table)), NO_COPIES, house.root)
+        if any(end is not None and end.is_restored for end in ends):  # a start names them (fit.check_tables)
             return False
         known_lsn = reached_lsn(house, house.source())
         if not all(map_reads(lambda table: self._is_done(table, known_lsn), house.tables(), house.root)):

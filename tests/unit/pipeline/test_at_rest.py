@@ -1,0 +1,39 @@
+"""What keeps `run --available-now` from ending without Spark. tests/spark/test_at_rest.py has the rest."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark_sink.delta import file_table
+from spark_sink.delta import log as delta_log
+from spark_sink.launcher.config import LauncherConfig
+from spark_sink.pipeline.at_rest import Rest
+from spark_sink.pipeline.config import RunConfig
+from spark_sink.schema.table import NO_COPIES, Table
+from spark_sink.staging.log import Position, list_epochs
+from spark_sink.staging.readers import register_reader
+from spark_sink.warehouse.warehouse import READER
+from support.staged import make_epoch
+
+
+@pytest.mark.parametrize("table", NO_COPIES)
+def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -> None:
+    """RESTORE has set it back, and no change comes."""
+    staging, end = tmp_path / "staging", Position(1, 0x200)
+    make_epoch(staging, 1, 0x100, (0x100, 0x200))
+    config = RunConfig(LauncherConfig("s", staging), tmp_path / "warehouse", heal="off", vacuum_retention_s=None)
+    house = config.house()
+    house.open(list_epochs(staging)[0])
+    house.record(end, staging)
+    register_reader(staging, READER, end)
+    path, rest = house.changelog(table), Rest(config, house)
+    for lsn in (0x180, 0x200):
+        schema = StructType([StructField("id", LongType())])
+        made = file_table.open_table(path) if delta_log.exists(path) else file_table.define(path, schema, {})
+        file_table.commit(made, [], Position(1, lsn))
+    assert rest.is_certain(lambda: False)
+    information = {"operation": "RESTORE", "operationParameters": {"version": 0}}
+    delta_log.commit_path(path, 2).write_text(json.dumps({"commitInfo": information}))
+    assert not rest.is_certain(lambda: False)
