@@ -42,6 +42,7 @@ __all__ = [
     "gone",
     "less_readable",
     "name_less_readable",
+    "record_epochs",
     "take_epochs",
 ]
 
@@ -158,15 +159,17 @@ def gone(house: Warehouse, table: Table) -> WarehouseError:
     )
 
 
-def take_epochs(warehouse: Warehouse, staging: Path) -> None:
-    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it.
-
-    Warns if the tables were not copied since a gap. The pipeline itself copies nothing.
-    """
+def record_epochs(warehouse: Warehouse, staging: Path) -> None:
+    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it."""
     epochs = list_epochs(staging)
     warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
     published_tables.follow(warehouse, epochs)
     gaps.record(warehouse, epochs)
+
+
+def take_epochs(warehouse: Warehouse, staging: Path) -> None:
+    """Do the same, and warn if the tables were not copied since a gap. The pipeline itself copies nothing."""
+    record_epochs(warehouse, staging)
     found = gaps.open_gap(warehouse)
     if found is not None:
         after = format_lsn(found.gap.after_lsn)

@@ -200,14 +200,15 @@ class Pipeline:
         return self
 
     def pass_gap(self) -> None:
-        """Go on to the end of the log if only a gap is between: no segment would bring the tables there."""
+        """Take note of a gap. Go on to the end of the log if only the gap is between: no segment would bring the tables there.
+
+        The gap's copies may come before the changes from before it. So these must find that their server is not there any more.
+        """
         with self._batch_running:
             position = self._progress.position
             assert position is not None
+            fit.record_epochs(self.warehouse, self.staging)
             behind = fit.behind_gap(self.warehouse, self.staging, position)
-            if behind != position:
-                fit.take_epochs(self.warehouse, self.staging)
-            # Also with changes from before the gap in the log: the tables may be copied from behind it before these come.
             self._tables.read_names()
             self._progress = replace(self._progress, position=behind)
 
