@@ -22,7 +22,8 @@ from cdcpipe.sql import quote_literal
 
 __all__ = ["Part", "TableParts", "table_parts"]
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 150.0
+"""10,000 relations take about 2 s. Those who ask (spark_sink/client/process.py) wait for 180 s."""
 
 _MOST_COMMANDS_OF_CREATE: Final = 4
 """CREATE TABLE … PARTITION OF inserts the rows of pg_attribute and pg_inherits within few command ids (2 or 3 were seen). CREATE
@@ -74,7 +75,7 @@ _HAS_ROWS: Final = """l.relpages > 0 OR l.reltuples > 0 OR pg_catalog.pg_stat_ge
 
 
 def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, TableParts]:
-    """Return the parts of the publications' tables, by the tables' OIDs. Raises ServerError after 30 s."""
+    """Return the parts of the publications' tables, by the tables' OIDs. Raises ServerError after 150 s."""
     publications = ", ".join(map(quote_literal, names))
     schemas = (
         " UNION SELECT s.oid FROM pg_catalog.pg_publication_namespace s JOIN pub ON pub.oid = s.pnpubid"

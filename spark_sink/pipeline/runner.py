@@ -236,7 +236,7 @@ class Runner(Background):
         for (table, name), count in sorted(pipeline.exact_counts.items()):
             _logger.warning(INEXACT_MESSAGE, pipeline.shown(table), name, count)
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
-        if self._is_complete:
+        if self._is_complete and healer.has_looked:
             self._rest.record()
 
     def _finish(self, pipeline: Pipeline, healer: Healer, upkeep: Upkeep) -> None:

@@ -46,18 +46,23 @@ class CatalogLook:
         self._config = config
         self._warehouse = warehouse
         self._copies_new = copies_new
+        self.failure: str | None = None
+        """Why the last look failed; None if it did not, also where it was not done for another reason."""
 
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
 
-        Returns False if the server could not be asked, or is not where the log goes on from, or once ``is_stopping`` is True.
+        Returns False if the server could not be asked (then `failure` says why), or is not where the log goes on from, or once
+        ``is_stopping`` is True.
         """
+        self.failure = None
         try:
             found = publication.look(self._config, is_stopping)
         except InterruptedError:
             return False
         except CdcpipeError as ex:
             _logger.info("cannot look at the catalog for new tables, trying again: %s", ex.message)
+            self.failure = ex.message
             return False
         house, epochs = self._warehouse, list_epochs(self._config.staging)
         if epochs and is_elsewhere(epochs[-1], found):

@@ -59,6 +59,11 @@ _LOOK_INTERVAL_S: Final = 60.0
 """How often to look at the catalog."""
 _SHORTEST_LOOK_INTERVAL_S: Final = 5.0
 """The same, while tables come that the pipeline did not know."""
+_UNABLE_S: Final = 600.0
+"""For how long looks may fail before this is said, and how long after that it is said again."""
+_UNABLE: Final = (
+    "the catalog could not be looked at, so nothing tells which tables have come, were rewritten, or have got a partition or a key"
+)
 _TICK_S: Final = 1.0
 _WAIT_S: Final = 0.2
 _STALLED_S: Final = 1800.0
@@ -99,7 +104,11 @@ class Healer:
         self._busy = threading.Lock()
         """Held while the healer looks or copies."""
         self._looked_at: float | None = None
+        self._look_took_s = 0.0
+        self._unable_since: float | None = None
+        """When looks began to fail, or when this was last said; None if the last one did not fail."""
         self._is_look_wanted = False
+        self._has_looked = False
         self._known: tuple[int, float, list[WantedCopy]] | None = None
         """The tables that wait, as of a number of writes and a time: another process only ever copies some of them."""
         self._told = Told()
@@ -121,6 +130,11 @@ class Healer:
         """How many tables waited when the healer last looked. Any thread may ask."""
         return 0 if self._known is None else len(self._known[2])
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether the last look at the catalog was possible."""
+        return self._has_looked
+
     def look_soon(self) -> None:
         """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""
         self._is_look_wanted = True
@@ -138,7 +152,7 @@ class Healer:
     def finish(self) -> None:
         """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting."""
         with self._busy, self._forgiving():
-            self._look()
+            self._look(0.0)
             tried: set[Table] = set()
             while not self._is_interrupted():
                 # Tables whose copy failed before this call are tried again now.
@@ -161,7 +175,7 @@ class Healer:
                 continue
             with self._busy, self._forgiving():
                 if self._is_look_due():
-                    self._look()
+                    self._look(_UNABLE_S)
                 tables = self._choose(self._waiting())
                 if tables:
                     self._copy(tables)
@@ -198,12 +212,25 @@ class Healer:
         if self._looked_at is None:
             return True
         interval_s = _SHORTEST_LOOK_INTERVAL_S if self._is_look_wanted else _LOOK_INTERVAL_S
-        return time.monotonic() - self._looked_at >= interval_s
+        return time.monotonic() - self._looked_at >= max(interval_s, self._look_took_s)  # the server has other work, too
 
-    def _look(self) -> None:
-        self._looked_at, self._is_look_wanted = time.monotonic(), False
+    def _look(self, unable_s: float) -> None:
+        """Look at the catalog. Says that looks fail, once they have done so for ``unable_s``."""
+        self._looked_at = time.monotonic()
+        self._is_look_wanted, self._has_looked = False, False
         self._finish_killed()
-        self._catalog.look(self._is_interrupted)
+        began = time.monotonic()
+        self._has_looked = self._catalog.look(self._is_interrupted)
+        now = self._looked_at = time.monotonic()
+        self._look_took_s = now - began
+        if self._catalog.failure is None:
+            self._unable_since = None
+            return
+        if self._unable_since is None:
+            self._unable_since = began
+        if now - self._unable_since >= unable_s:
+            self._unable_since = now
+            _logger.warning("%s: %s", _UNABLE, self._catalog.failure)
 
     def _finish_killed(self) -> None:
         """Finish the tables that a killed ``cdcpipe-spark snapshot`` has left unfinished, unless another one runs."""

@@ -46,8 +46,6 @@ __all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published"
 
 _logger = logging.getLogger(__name__)
 
-_ANSWER_S: Final = 60.0
-
 DELETED = "its files were deleted from the warehouse"
 ATTACHED = "a partition that had rows was attached"
 CAME = "it has come into the publication"
@@ -71,9 +69,9 @@ class Finding(NamedTuple):
 
 
 def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
-    """Ask for the published tables and their parts. Raises an error if the server can't be asked within a minute."""
+    """Ask for the published tables and their parts. Raises an error if the server can't be asked."""
     arguments = [*prepare_arguments(config), "--in-use", "--quiet", "--parts"]
-    answer = ask(arguments, command=config.command, is_stopping=is_stopping, timeout_s=_ANSWER_S)
+    answer = ask(arguments, command=config.command, is_stopping=is_stopping)
     if answer.code != ExitCode.SUCCESS:
         raise error_of(answer.failure)
     return Prepared.parse(answer.output)

@@ -29,6 +29,7 @@ from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.delta_log import commit
 from support.descriptions import ID, version
+from support.staged import make_epoch
 from support.waiting import until
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
@@ -278,14 +279,58 @@ def test_a_stop_is_no_failure(server: Server) -> None:
     assert (server.begun, left.failures) == ([["public.a"]], None)
 
 
-def test_a_server_that_cannot_be_asked_ends_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_be_asked_ends_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def look(*_: Any) -> Prepared:
         raise CdcpipeError("the server is away")
 
     monkeypatch.setattr(publication, "look", look)
     wait_for(server, A)
-    healer(server).finish()
-    assert waiting(server.house) == []
+    made = healer(server)
+    made.finish()
+    assert (waiting(server.house), made.has_looked) == ([], False)
+    # It is the last look of the run, so nobody else says what was not looked at.
+    assert [each for each in caplog.messages if "the server is away" in each] == [f"{module._UNABLE}: the server is away"]
+
+
+def test_looks_that_fail_for_long_are_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    monkeypatch.setattr(module, "_LOOK_INTERVAL_S", 0.0)
+    looks: list[bool] = []
+    is_away = threading.Event()
+    is_away.set()
+
+    def look(config: LauncherConfig, is_stopping: Callable[[], bool]) -> Prepared:
+        looks.append(is_away.is_set())
+        if looks[-1]:
+            raise CdcpipeError("it takes too long")
+        return server.look(config, is_stopping)
+
+    monkeypatch.setattr(publication, "look", look)
+    made = healer(server)
+    made.start()
+    try:
+        until(lambda: len(looks) > 5, "looks")
+        assert caplog.messages == []  # the server may be restarting
+        monkeypatch.setattr(module, "_UNABLE_S", 0.0)
+        until(lambda: caplog.messages, "the warning")
+        assert caplog.messages[0] == f"{module._UNABLE}: it takes too long"
+        is_away.clear()
+        until(lambda: made.has_looked, "a look")
+    finally:
+        made.stop()
+    caplog.clear()
+    assert (made._unable_since, caplog.messages) == (None, [])
+
+
+def test_a_look_at_another_server_is_none_and_no_failure(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    make_epoch(server.house.root, 1, 0x100, system_id="8")
+    made = healer(server)
+    made.finish()
+    assert (made.has_looked, caplog.messages) == (False, [])
 
 
 def test_what_stays_wrong_is_said_once_a_minute(
