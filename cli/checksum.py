@@ -14,6 +14,9 @@ Without tables, it asks which server answers.
          "hashed": [NAME, ...], "left_out": [NAME, ...]}, ...],
      "missing": [[SCHEMA, NAME], ...]}                                  # the tables of the request that do not exist
 
+    {"locks": [[SCHEMA, NAME], ...]}
+    {"most": LOCKS, "tables": [[SCHEMA, NAME, LOCKS], ...]}             # a 'begin' whose tables take more than 'most' is refused
+
     {"published": [NAME, ...]}                                          # the tables of these publications, as of the snapshot
     [{"schema", "name", "relation_id", "primary_key": [COLUMN, ...], "replica_identity",
       "unpublished_key": [COLUMN, ...], "columns": [NAME, ...]}, ...]
@@ -91,6 +94,9 @@ def _parse(line: str) -> Callable[[_Server], Any]:
             masks = Masks.of(request.get("masks") or {}).with_key()
             trim_numbers = bool(request.get("trim_numbers"))
             return lambda server: server.begin(tables, publications, trim_numbers=trim_numbers, masks=masks)
+        if "locks" in request:
+            asked = [(str(schema), str(name)) for schema, name in request["locks"]]
+            return lambda server: server.locks(asked)
         if "published" in request:
             published = [str(name) for name in request["published"]]
             return lambda server: server.published(published)
@@ -159,6 +165,10 @@ class _Server:
             ],
             "missing": missing,
         }
+
+    def locks(self, tables: list[tuple[str, str]]) -> dict[str, Any]:
+        most, needed = self._checksums.needed_locks(tables)
+        return {"most": most, "tables": [[schema, name, count] for (schema, name), count in sorted(needed.items())]}
 
     def published(self, publications: list[str]) -> list[dict[str, Any]]:
         return [

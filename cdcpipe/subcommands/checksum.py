@@ -132,8 +132,9 @@ class Checksums:
     ) -> tuple[Snapshot, list[ServerTable]]:
         """Lock the tables that exist, and take a snapshot. Return the snapshot and these tables, masked as the copy is.
 
-        Raises InitError for a publication that does not exist: without it nobody knows what the copy has. Without tables, the
-        publications do not matter: such a request asks which server answers. ``masks`` have their key (`Masks.with_key`).
+        Raises InitError for more tables than one session may lock (`needed_locks`), and for a publication that does not exist:
+        without it nobody knows what the copy has. Without tables, the publications do not matter: such a request asks which server
+        answers. ``masks`` have their key (`Masks.with_key`).
         """
         execute = self._connection.execute
         execute("ROLLBACK")
@@ -144,6 +145,7 @@ class Checksums:
         condition = f"c.relkind IN ('r', 'p') AND (n.nspname, c.relname) IN ({wanted})" if wanted else "false"
         source = f"FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {condition}"
         there = execute(f"SELECT n.nspname, c.relname {source} ORDER BY 1, 2")
+        table_locks.check_room(self._connection, tables)
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if there:
             # The first query takes the snapshot. Here no query has run yet.
@@ -173,6 +175,10 @@ class Checksums:
             table = _masked(table, masks)
             found.append(replace(table, trim_numbers=trim_numbers, published_as=root))
         return snapshot, found
+
+    def needed_locks(self, tables: Collection[tuple[str, str]]) -> tuple[int, dict[tuple[str, str], int]]:
+        """Return how many locks the tables of one `begin` may take, and how many each of these tables takes, if it exists."""
+        return table_locks.most_locks(self._connection), table_locks.needed_locks(self._connection, tables)
 
     def _published(self, publications: Sequence[str]) -> dict[tuple[str, str], tuple[set[str], list[str] | None]]:
         """Return for each table its published columns and its row filters (None if one publication has no filter for it)."""

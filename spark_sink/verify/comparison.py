@@ -15,6 +15,9 @@ Because the replica's own rows are compared, `verify` also finds changes that an
 replica is not compared. With Parquet the replica is a view over the changelog, so the changelog is compared. Deleted rows that a
 replica keeps (``--deletes soft``) are left out.
 
+A snapshot keeps the locks of its tables until its end, and all sessions share the server's table of locks. So many tables are
+compared in parts, each with a snapshot of its own.
+
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
 
@@ -147,25 +150,50 @@ def verify(
     for table in keyless:
         _logger.warning("%s %s", table, _NO_REPLICA)
         chosen.remove(table)
-    deadline = time.monotonic() + timeout_s
     with ChecksumServer(connection) as server:
-        while True:
-            comparison = _Comparison(spark, house, chosen, server, max_keys)
-            comparison.begin(place, deadline, tell)
-            comparison.leave_out_partitions(are_named=bool(tables))
-            if comparison.gets_replica(place, deadline, tell):
-                continue  # its version has to be noted before a snapshot
-            early = comparison.find_early()
-            if early is None:
-                unknown = [] if tables else _unknown(house, server, tell)
-                return [*comparison.run(tell), *unknown]
-            tell(f"waiting for a transaction in {early} to become visible on the server", 0)
-            if time.monotonic() > deadline:
-                raise VerifyError(
-                    f"{early} has a transaction that has committed in the WAL, but that is not visible on the server yet",
-                    hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
-                )
-            time.sleep(POLL_S)
+        parts, results = _parts(chosen, server)
+        for number, part in enumerate(parts, 1):
+            tell_part = _part_teller(tell, number, parts)
+            comparison = _Comparison(spark, house, part, server, max_keys)
+            comparison.begin_certain(place, time.monotonic() + timeout_s, tell_part, are_named=bool(tables))
+            unknown = _unknown(house, server, tell) if number == len(parts) and not tables else []
+            results += [*comparison.run(tell_part), *unknown]
+    return results
+
+
+def _parts(tables: Sequence[Table], server: ChecksumServer) -> tuple[list[list[Table]], list[TableResult]]:
+    """Return the tables in parts that take few locks each, and a result for each table that alone takes too many.
+
+    A part holds its locks for hours, perhaps. A table is not divided, so it may take more locks than a part of several.
+    """
+    answer = server.ask({"locks": [_name(table) for table in tables if not table.now.number]})
+    most, needed = answer["most"], {Table(schema, name): count for schema, name, count in answer["tables"]}
+    parts: list[list[Table]] = [[]]
+    results: list[TableResult] = []
+    taken = 0
+    for table in tables:
+        count = needed.get(table.now, 0)
+        if count > most:
+            problem = f"to read it takes {count:,} locks on its partitions and indexes, and more than {most:,} would leave too few"
+            results.append(
+                TableResult(table, problem=f"{problem} for other sessions; raise max_locks_per_transaction on the server")
+            )
+            continue
+        if parts[-1] and taken + count > most // 2:
+            parts.append([])
+            taken = 0
+        parts[-1].append(table)
+        taken += count
+    return parts, results
+
+
+def _part_teller(tell: Callable[[str, float], None], number: int, parts: Sequence[Sequence[Table]]) -> Callable[[str, float], None]:
+    """Return a ``tell`` for one of the parts: its share of the work is that of its tables."""
+    if len(parts) == 1:
+        return tell
+    weights = [len(part) for part in parts]
+    before, own, total = sum(weights[: number - 1]), weights[number - 1], sum(weights)
+    return lambda text, share: tell(f"part {number} of {len(parts)}: {text}", (before + share * own) / total)
 
 
 def _unknown(house: Warehouse, server: ChecksumServer, tell: Callable[[str, float], None]) -> list[TableResult]:
@@ -197,6 +225,24 @@ class _Comparison:
         self._bases: dict[Table, _Base] = {}
         self._changelogs: dict[Table, TableLog] = {}
         self._there: dict[Table, dict[str, Any]] = {}
+
+    def begin_certain(self, staging: Path, deadline: float, tell: Callable[[str, float], None], *, are_named: bool) -> None:
+        """Begin, again and again, until no replica has a transaction that the snapshot does not see."""
+        while True:
+            self.begin(staging, deadline, tell)
+            self.leave_out_partitions(are_named=are_named)
+            if self.gets_replica(staging, deadline, tell):
+                continue  # its version has to be noted before a snapshot
+            early = self.find_early()
+            if early is None:
+                return
+            tell(f"waiting for a transaction in {early} to become visible on the server", 0)
+            if time.monotonic() > deadline:
+                raise VerifyError(
+                    f"{early} has a transaction that has committed in the WAL, but that is not visible on the server yet",
+                    hint="it may be waiting for a synchronous standby: SELECT * FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+                )
+            time.sleep(POLL_S)
 
     def begin(self, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:
         """Note the versions of the replicas, take the snapshot, and wait until the tables have everything that it sees."""
