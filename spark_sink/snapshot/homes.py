@@ -11,6 +11,7 @@ has told, if DDL is captured at all. Without captured DDL the name decides.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import format_lsn
@@ -70,7 +71,12 @@ class Homes:
         versions = self._house.versions(self.table(relation_id, name))
         if versions:
             return versions[-1].relation_id == relation_id or self._names.is_called(relation_id, name)
-        return all(versions[-1].relation_id != relation_id for versions in self._house.all_versions().values())
+        return relation_id not in self._relation_ids
+
+    @cached_property
+    def _relation_ids(self) -> frozenset[int]:
+        """The OIDs of all tables. To find them, each table's file is read, so this is not done for each table that is new."""
+        return frozenset(versions[-1].relation_id for versions in self._house.all_versions().values())
 
     def knows(self, lsn: int) -> bool:
         """Tell whether the tables know everything that the stream tells up to ``lsn``."""

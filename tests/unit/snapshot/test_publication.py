@@ -265,6 +265,15 @@ def test_a_copy_goes_to_no_wrong_tables(house: Warehouse) -> None:
     homes.check(relation(102, "c"), 200)
 
 
+def test_many_new_tables_read_the_other_tables_once(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    all_versions = house.all_versions
+    monkeypatch.setattr(house, "all_versions", lambda: reads.append(1) or all_versions())
+    new = [table(f"n{number}", relation_id=number) for number in range(200, 210)]
+    assert len(looks(house, seen(found(table("a"), lsn=100)), found(table("a"), *new, lsn=200))[0]) == 10
+    assert reads == [1]
+
+
 def test_an_initial_snapshot_leaves_out_what_may_have_been_renamed(house: Warehouse, tmp_path: Path) -> None:
     """It ended with the advice to wait for the stream, which comes to the tables only after it, and so did each later run."""
     write(house, seen(found(table("b"), table("new", relation_id=101), lsn=200)))
