@@ -155,7 +155,14 @@ def verify(
         for number, part in enumerate(parts, 1):
             tell_part = _part_teller(tell, number, parts)
             comparison = _Comparison(spark, house, part, server, max_keys)
-            comparison.begin_certain(place, time.monotonic() + timeout_s, tell_part, are_named=bool(tables))
+            try:
+                comparison.begin_certain(place, time.monotonic() + timeout_s, tell_part, are_named=bool(tables))
+            except VerifyError as ex:
+                if number == 1:
+                    raise
+                # What was compared stays. Perhaps the pipeline was stopped meanwhile.
+                left = [table for each in parts[number - 1 :] for table in each]
+                return [*results, *(TableResult(table, problem=f"{ex.message}; {ex.hint}") for table in left)]
             unknown = _unknown(house, server, tell) if number == len(parts) and not tables else []
             results += [*comparison.run(tell_part), *unknown]
     return results

@@ -8,7 +8,7 @@ import pytest
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch
 from spark_sink.verify import comparison
-from spark_sink.verify.comparison import TableResult, verify
+from spark_sink.verify.comparison import TableResult, VerifyError, verify
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
@@ -40,13 +40,15 @@ class Comparison:
     """A `_Comparison` in which all tables are equal."""
 
     parts: list[list[str]]
+    stopped_at: str | None
 
     def __init__(self, _spark: Any, _house: Warehouse, tables: list[Table], *_: Any) -> None:
         self.tables = tables
         self.parts.append([table.name for table in tables])
 
     def begin_certain(self, *_: Any, **__: Any) -> None:
-        pass
+        if self.stopped_at in [table.name for table in self.tables]:
+            raise VerifyError("no process takes them", hint="start run")
 
     def run(self, tell: Any) -> list[TableResult]:
         tell("comparing", 0.5)
@@ -63,7 +65,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
     monkeypatch.setattr(comparison, "exact_session", lambda spark: spark)
     monkeypatch.setattr(comparison, "check_log", lambda *_: None)
     monkeypatch.setattr(comparison, "_Comparison", Comparison)
-    Comparison.parts = []
+    Comparison.parts, Comparison.stopped_at = [], None
     return house
 
 
@@ -97,6 +99,17 @@ def test_each_part_takes_few_locks(house: Warehouse) -> None:
         " raise max_locks_per_transaction on the server"
     )
     assert "the warehouse has no such table" in (problems["new"] or "")  # asked once
+
+
+def test_what_was_compared_stays_if_a_later_part_cannot_be(house: Warehouse) -> None:
+    Comparison.stopped_at = "large"
+    results, _ = compared(house)
+    problems = {each.table.name: each.problem for each in results if each.problem != "no process takes them; start run"}
+    assert (list(problems), Comparison.parts[-1]) == (["huge", "a", "b", "c"], ["large"])
+    assert [each.table.name for each in results[len(problems) :]] == ["large", "no"]
+    Comparison.stopped_at = "b"
+    with pytest.raises(VerifyError):
+        compared(house)
 
 
 def test_few_tables_are_one_part(house: Warehouse) -> None:
