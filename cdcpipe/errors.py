@@ -146,6 +146,12 @@ class ServerError(CdcpipeError):
 
     SHORTAGE: ClassVar[str] = "the server lacks room, memory or another resource: "
 
+    LOOK: ClassVar[str] = (
+        "in one psql session: SELECT pg_copy_logical_replication_slot('SLOT', 'look', true, 'test_decoding');"
+        " SELECT * FROM pg_logical_slot_peek_changes('look', NULL, NULL)"
+    )
+    """For hints: how to read the changes that the stream can't have. The slot ends with the session, so it keeps no WAL later."""
+
     exit_code = ExitCode.PG_ERROR
 
     def __init__(self, message: str, *, sqlstate: str | None = None, hint: str | None = None) -> None:

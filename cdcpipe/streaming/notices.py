@@ -105,7 +105,6 @@ def _publication_gap(message: str, sqlstate: str) -> ServerError:
         sqlstate=sqlstate,
         hint="if a publication of another name held the tables then, nothing is lost: go on from the last transaction's end"
         " (--startpos) with --publication THAT_NAME until this error comes again, then with this name (where there is none of that"
-        " name now, make an empty one). Otherwise read these changes beside the stream: pg_copy_logical_replication_slot(SLOT,"
-        " 'gap', false, 'test_decoding'), pg_logical_slot_peek_changes('gap', NULL, NULL). pg_replication_slot_advance() past them"
-        " loses them: then copy the tables anew",
+        " name now, make an empty one). Otherwise pg_replication_slot_advance() past these changes loses them: then copy the tables"
+        f" anew. To read them first, {ServerError.LOOK}",
     )

@@ -16,16 +16,14 @@ POISON_HINT: Final = (
     "the server cannot send the next transaction; the message says why. Nothing is lost meanwhile: the slot keeps the transaction. "
     "To go on without it, change the row in the table, if a value is the cause; stop; move the slot behind the transaction's "
     "commit (pg_replication_slot_advance); and start run once with --on-gap resnapshot, which copies all tables anew. To read the "
-    "changes first: pg_copy_logical_replication_slot(SLOT, 'look', false, 'test_decoding'), "
-    "pg_logical_slot_peek_changes('look', NULL, NULL)"
+    f"changes first, {ServerError.LOOK}"
 )
 
 _NO_PUBLICATION_HINT: Final = (
     "if a publication of another name held the tables then, nothing is lost: start with --publication THAT_NAME until this error "
     "comes again, then with this name (where there is none of that name now, make an empty one). Otherwise the server cannot send "
     "these changes. To go on without them: stop, drop the slot (pg_drop_replication_slot), and start run once with -c --on-gap "
-    "resnapshot, which copies all tables anew. To read them first: pg_copy_logical_replication_slot(SLOT, 'look', false, "
-    "'test_decoding'), pg_logical_slot_peek_changes('look', NULL, NULL)"
+    f"resnapshot, which copies all tables anew. To read them first, {ServerError.LOOK}"
 )
 
 _HINTS: Final = {ServerError.NO_PUBLICATION: _NO_PUBLICATION_HINT, ServerError.UNSENDABLE: POISON_HINT}

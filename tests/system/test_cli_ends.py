@@ -319,7 +319,7 @@ def test_changes_made_while_there_was_no_publication_end_the_stream_before_them(
     if on.database.cluster.version != "15":
         return  # only Debian's packages have test_decoding
     # As the hint says:
-    on.sql(f"select pg_copy_logical_replication_slot('{on.slot}', '{on.slot}_gap', false, 'test_decoding')")
+    on.sql(f"select pg_copy_logical_replication_slot('{on.slot}', '{on.slot}_gap', true, 'test_decoding')")
     gap = on.connection.execute("select data from pg_logical_slot_peek_changes(%s, null, null)", [on.slot + "_gap"]).fetchall()
     assert [f"table public.t: INSERT: id[integer]:{number}" in str(gap) for number in (2, 3)] == [True, True]
 

@@ -86,6 +86,14 @@ def test_a_transaction_that_cannot_be_sent_has_a_hint_of_its_own(part: str) -> N
     assert not foreign(hint)
 
 
+def test_a_slot_that_a_hint_has_made_to_look_ends_with_its_session() -> None:
+    """A permanent one would keep WAL for ever, because no hint has it dropped and nothing looks at it."""
+    found = [text for folder in ("cdcpipe", "spark_sink") for path in (ROOT / folder).rglob("*.py") for text in texts(path)]
+    made = [text for text in found if "pg_copy_logical_replication_slot(" in text]
+    assert made
+    assert [text for text in made if "'look', true, " not in text or "in one psql session" not in text] == []
+
+
 def test_a_gap_is_judged_by_the_launcher() -> None:
     failure = Failure(2, f"{GapError.BEGINNING}slot is at 0/2, 1 B of WAL beyond 0/1 (--expect-lsn), and", "leave --expect-lsn out")
     assert (failure.is_gap, foreign(failure.message), failure.hint) == (True, set(), None)
