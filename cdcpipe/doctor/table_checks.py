@@ -64,7 +64,8 @@ def _cannot_create(facts: Facts) -> str | None:
 
 def _create_publication(facts: Facts, name: str) -> str:
     if facts.selection is None:
-        return f"CREATE PUBLICATION {quote_identifier(name)} FOR ALL TABLES"
+        what = "FOR ALL TABLES" if facts.asked.new.is_all else "FOR TABLE …"
+        return f"CREATE PUBLICATION {quote_identifier(name)} {what}"
     wanted = facts.asked.new
     return "; ".join(
         (
@@ -143,12 +144,11 @@ def identity(facts: Facts) -> Iterator[Verdict]:
     for table in found:
         refused = " and ".join(table.published.refused)
         partitions = [each for each in table.partitions if each.identity is None]
+        fixes = [_identify(each, has_list=_has_list(facts, table)) for each in partitions[:3]]
         yield error(
             f"{_lack(table, partitions)}, and the publication has {refused}",
             f"the server refuses {refused} on it, to every application",
-            "; ".join(f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL" for each in partitions[:3])
-            + ("; …" if len(partitions) > 3 else "")
-            + "; or give it a primary key",
+            "; ".join(fixes) + ("; …" if len(partitions) > 3 else "") + "; or give it a primary key",
             subject=table.name,
         )
     if facts.tables and not found:
@@ -164,6 +164,26 @@ def _lack(table: Table, partitions: Sequence[Partition]) -> str:
     if kind == "i":
         return f"{who} an index as replica identity that is gone"
     return f"{who} a deferrable primary key alone" if table.published.has_deferrable_key else f"{who} no primary key"
+
+
+def _identify(partition: Partition, *, has_list: bool) -> str:
+    """Return the SQL for a replica identity. FULL clashes with a column list, and dropping the list would publish more columns."""
+    table = quote_table(partition.schema, partition.name)
+    if has_list:
+        return f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX …, of columns in the column list"
+    return f"ALTER TABLE {table} REPLICA IDENTITY FULL"
+
+
+def _has_list(facts: Facts, table: Table) -> bool:
+    """Tell whether a publication of UPDATE or DELETE has a column list of the table."""
+    name = (table.published.schema, table.published.name)
+    return any(
+        (each.schema, each.name) == name and _needs_identity(each) and each.columns is not None for each in facts.restrictions
+    )
+
+
+def _needs_identity(found: Restriction) -> bool:
+    return bool(found.operations.intersection(_NEED_IDENTITY))
 
 
 def _is_root(table: Table) -> bool:
@@ -217,7 +237,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
             if each.replica_identity == "f":
                 continue
             columns = set(each.identity or ())
-            fix = f"ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY FULL"
+            fix = _identify(each, has_list=_has_list(facts, table))
             if not columns.issuperset(key) or (table.identity and columns != set(key)):
                 yield error(
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
@@ -280,21 +300,25 @@ def restrictions(facts: Facts) -> Iterator[Verdict]:
     use only columns of the replica identity.
     """
     found = False
+    keys = {(table.published.schema, table.published.name): table.published.primary_key for table in facts.tables}
     for each in facts.restrictions:
-        if not each.operations.intersection(_NEED_IDENTITY):
+        if not _needs_identity(each):
             continue
         for partition in each.partitions:
-            for verdict in _clashes(each, partition):
+            for verdict in _clashes(each, partition, keys.get((each.schema, each.name), ())):
                 found = True
                 yield verdict
     if facts.restrictions and not found:
         yield ok("no column list or row filter clashes with a replica identity")
 
 
-def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
-    """Yield a verdict for each conflict of a publication's column list and row filter with a table's or partition's identity."""
-    table, name = quote_table(partition.schema, partition.name), f"{found.schema}.{found.name}"
-    publication = quote_identifier(found.publication)
+def _clashes(found: Restriction, partition: Partition, key: Sequence[str]) -> Iterator[Verdict]:
+    """Yield a verdict for each conflict of a publication's column list and row filter with a table's or partition's identity.
+
+    ``key`` is the table's primary key. No fix takes columns out of the list in silence: they may be those that must not leave the
+    server.
+    """
+    name = f"{found.schema}.{found.name}"
     refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
     why = f"the server refuses {refused} on it, to every application"
     if partition.identity is None:
@@ -303,18 +327,24 @@ def _clashes(found: Restriction, partition: Partition) -> Iterator[Verdict]:
     outside = [] if is_full else [column for column in found.filtered_by or () if column not in partition.identity]
     if outside:
         message = f"publication {found.publication!r} filters its rows by {listed(outside)}, which the replica identity lacks"
-        yield error(message, why, f"ALTER TABLE {table} REPLICA IDENTITY FULL", subject=name)
+        yield error(message, why, _identify(partition, has_list=found.columns is not None), subject=name)
     if found.columns is None:
         return
+    leaves_out = f"the column list of publication {found.publication!r} leaves out"
     missing = [column for column in partition.identity if column not in found.columns]
-    if is_full or missing:
-        lacks = "some columns, and the replica identity is FULL" if is_full else f"{listed(missing)} of the replica identity"
+    if is_full:
+        fix = _identify(partition, has_list=True)
+        if key and set(found.filtered_by or ()) <= set(key) <= set(found.columns):
+            fix = f"ALTER TABLE {quote_table(partition.schema, partition.name)} REPLICA IDENTITY DEFAULT"
+        yield error(f"{leaves_out} some columns, and the replica identity is FULL", why, fix, subject=name)
+    elif missing:
         root = quote_table(found.schema, found.name)
-        columns = "" if is_full else f" ({', '.join(map(quote_identifier, (*found.columns, *missing)))})"
+        columns = ", ".join(map(quote_identifier, (*found.columns, *missing)))
         where = "" if found.filtered_by is None else " WHERE (…as before…)"
-        alter = f"ALTER PUBLICATION {publication}"
-        fix = f"BEGIN; {alter} DROP TABLE {root}; {alter} ADD TABLE {root}{columns}{where}; COMMIT"
-        yield error(f"the column list of publication {found.publication!r} leaves out {lacks}", why, fix, subject=name)
+        alter = f"ALTER PUBLICATION {quote_identifier(found.publication)}"
+        fix = f"BEGIN; {alter} DROP TABLE {root}; {alter} ADD TABLE {root} ({columns}){where}; COMMIT"
+        fix += f", or if {listed(missing)} must not be published, another replica identity"
+        yield error(f"{leaves_out} {listed(missing)} of the replica identity", why, fix, subject=name)
 
 
 def column_lists(facts: Facts) -> Iterator[Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from cdcpipe.doctor import table_checks
 from cdcpipe.doctor.facts import Asked, Facts, LeftOut, Partition, Restriction, Role, Table
+from cdcpipe.doctor.findings import Verdict
 from cdcpipe.errors import InitError
+from cdcpipe.publishing import NewPublication
 from cdcpipe.replication.selected import Selected, Selection
 from cdcpipe.replication.tables import TypeWithoutBinary, Unreadable
 from support.doctor_facts import ALL, ASKED, NEW, PUBLICATION, ROLE, facts, judge, on, server, table
@@ -247,8 +250,22 @@ FULL = (Partition("public", "t", "f", ()),)
             restriction(columns=("v",)),
             ['error leaves out id of the replica identity … DROP TABLE "public"."t"; … ADD TABLE "public"."t" ("v", "id"); COMMIT'],
         ),
-        (restriction(columns=("id", "v"), partitions=FULL), ["error leaves out some columns, and … FULL"]),
-        (restriction(columns=("v",), filtered_by=("v",)), ["error filters", "error leaves out … WHERE (…as before…)"]),
+        (
+            restriction(columns=("id", "v"), partitions=FULL),
+            ["error leaves out some columns, and … FULL … REPLICA IDENTITY USING INDEX …, of columns in the column list"],
+        ),
+        (
+            replace(restriction(columns=("id",), partitions=FULL), tables=(table(columns="id"),)),
+            ['error leaves out some columns, and … FULL … ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT'],
+        ),
+        (
+            replace(restriction(columns=("id", "v"), filtered_by=("v",), partitions=FULL), tables=(table(),)),
+            ["error leaves out some columns, and … FULL … REPLICA IDENTITY USING INDEX …"],
+        ),
+        (
+            restriction(columns=("v",), filtered_by=("v",)),
+            ["error filters … USING INDEX", "error leaves out … WHERE (…as before…) … if id must not be published, another"],
+        ),
         (restriction(columns=("v",), filtered_by=("v",), operations=frozenset({"insert"})), ["ok no column list"]),
         (restriction(filtered_by=("v",), operations=frozenset({"insert", "delete"})), ["error the server refuses DELETE on it"]),
         (restriction(filtered_by=("v",), partitions=(Partition("public", "t", "n", None),)), ["ok no column list"]),
@@ -256,6 +273,43 @@ FULL = (Partition("public", "t", "f", ()),)
 )
 def test_restrictions(given: Facts, expected: list[str]) -> None:
     judge(table_checks.restrictions, given, *expected)
+
+
+LISTED = Restriction("p", "public", "t", ALL, ("id", "v"), None, FULL)
+
+
+@pytest.mark.parametrize(
+    ("check", "given"),
+    [
+        (table_checks.identity, refusing("d")),
+        (table_checks.identity, refusing("d", partitions=2)),
+        (table_checks.partitions, table(partitions=(Partition("public", "c", "i", ("v",)),))),
+        (
+            table_checks.partitions,
+            table(published={"replica_identity": "f"}, identity=(), partitions=(Partition("public", "a", "d", ("id",)),)),
+        ),
+        (table_checks.restrictions, table(columns="id v secret", published={"primary_key": ()})),
+    ],
+)
+def test_no_fix_leads_past_a_column_list(check: Callable[[Facts], Iterator[Verdict]], given: Table) -> None:
+    """REPLICA IDENTITY FULL clashes with the list. Without the list, the server would publish what it must never send."""
+    found = list(check(facts(tables=(given,), restrictions=(LISTED,))))
+    assert [verdict.level for verdict in found if verdict.fix] != []
+    for verdict in found:
+        assert "REPLICA IDENTITY USING INDEX …, of columns in the column list" in (verdict.fix or "")
+        assert not any(part in (verdict.fix or "") for part in ("IDENTITY FULL", "ADD TABLE"))
+
+
+def test_an_identity_may_be_full_where_only_inserts_have_a_column_list() -> None:
+    inserts = replace(LISTED, operations=frozenset({"insert"}))
+    judge(table_checks.identity, facts(tables=(refusing("d"),), restrictions=(inserts,)), "error … REPLICA IDENTITY FULL")
+    other = replace(LISTED, name="u")
+    judge(table_checks.identity, facts(tables=(refusing("d"),), restrictions=(other,)), "error … REPLICA IDENTITY FULL")
+
+
+def test_a_publication_that_cannot_be_made_is_not_proposed_for_all_tables() -> None:
+    asked = replace(ASKED, new=NewPublication.of(exclude_columns=("public.t.secret",)))
+    judge(table_checks.publications, facts(asked=asked, publications=()), 'error not there … CREATE PUBLICATION "p" FOR TABLE …')
 
 
 def test_column_lists() -> None:
