@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.publishing import ColumnPattern
+from cdcpipe.publishing import ColumnPattern, exactly
 
 __all__ = ["HASH", "KEY_VARIABLE", "NO_MASKS", "NULL", "OFF", "REDACT", "Masks", "mask_options", "parse_masks"]
 
@@ -77,12 +77,12 @@ class Masks:
         for pattern, kind in self.rules:
             is_exact = pattern.table.is_exact and pattern.column.is_exact and pattern.table.matches(schema, table)
             if is_exact and not any(map(pattern.column.matches, columns)):
+                back, other = mask_options({pattern.text: OFF}), exactly(schema, table, "NEW")
                 raise InvalidArgumentsError(
                     f"table {schema}.{table} has no column {pattern.column.pieces[0]!r}, which --mask names (it has"
                     f" {', '.join(columns)}): if it was renamed, its values would be shown",
-                    hint=f"take a wrong name back: --mask {pattern.text}=off. If the column was renamed, name the new one, too; and"
-                    f" so that the old one need not be there, write a * into its name: --mask {pattern.text}=off --mask"
-                    f" '{pattern.text}*={kind}'",
+                    hint=f"take a wrong name back: {back}. If the column was renamed, mask both names, each with a * so that it"
+                    f" need not be there: {back} {mask_options({f'{pattern.text}*': kind})} {mask_options({f'{other}*': kind})}",
                 )
 
     def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:
@@ -90,14 +90,14 @@ class Masks:
 
         The table was renamed, or shares rows with another one: as a partition, or as the root of partitions.
         """
-        shown = self.kinds(*before, columns).keys() - self.kinds(*now, columns).keys()
+        then = self.kinds(*before, columns)
+        shown = then.keys() - self.kinds(*now, columns).keys()
         if shown:
             name, former = ".".join(now), ".".join(before)
-            first = min(shown)
             raise InvalidArgumentsError(
                 f"table {name} has rows that came as {former}, and --mask names {', '.join(sorted(shown))} of {former}, but not of"
                 f" {name}: the values would be shown",
-                hint=f"mask the columns under this name, too: --mask {name}.{first}={self.kinds(*before, columns)[first]}",
+                hint=f"mask them under this name, too: {mask_options({exactly(*now, each): then[each] for each in shown})}",
             )
 
     def check_columns(
@@ -111,12 +111,11 @@ class Masks:
         for number, name in sorted(columns.items()):
             was = former.get(number)
             if was in then and name not in kinds:
-                called = ".".join((*now, name))
+                mask = mask_options({f"{exactly(*now, name)}*": then[was]})
                 raise InvalidArgumentsError(
-                    f"column {called} was {'.'.join((*before, was))}, and --mask names it under the former name only: its values"
-                    " would be shown",
-                    hint=f"mask it under the new name, too: --mask '{called}*={then[was]}'; with the * it may match nothing, as"
-                    " before the rename",
+                    f"column {'.'.join((*now, name))} was {'.'.join((*before, was))}, and --mask names it under the former name"
+                    " only: its values would be shown",
+                    hint=f"mask it under the new name, too: {mask}; with the * it may match nothing, as before the rename",
                 )
 
     def may_name(self, schema: str, table: str, columns: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.sql import LONGEST_NAME
+from cdcpipe.sql import LONGEST_NAME, quote_identifier
 
 __all__ = [
     "FULL",
@@ -26,6 +26,7 @@ __all__ = [
     "NewPublication",
     "TablePattern",
     "companion",
+    "exactly",
     "own",
     "with_companions",
 ]
@@ -173,6 +174,11 @@ def with_companions(publications: Sequence[str], new: NewPublication) -> tuple[s
 def own(publications: Sequence[str]) -> list[str]:
     """Return the publications without those that are companions of others among them."""
     return [each for each in publications if not any(each == f"{other}_keyless" for other in publications)]
+
+
+def exactly(*names: str) -> str:
+    """Return the pattern that matches these names alone: ``public."crm.person".ssn``."""
+    return _DOT.join(quote_identifier(name) if {_QUOTE, _ANY, _DOT}.intersection(name) else name for name in names)
 
 
 def _names(text: str, form: str, example: str, option: str) -> list[NamePattern]:

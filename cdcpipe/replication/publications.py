@@ -7,6 +7,7 @@ not a walsender's (replication/slots.py says why).
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable, Sequence
 
 from cdcpipe import sqlstate
@@ -107,6 +108,6 @@ def check_companion(connection: Connection, names: Sequence[str]) -> None:
     if (second := unnamed_companion(connection, names)) is not None:
         raise InitError(
             f"publication {second!r}, which has tables without a key, belongs to a publication of this stream, and is not named",
-            hint=f"name it: --publication {second}; for a stream without these tables: COMMENT ON PUBLICATION"
+            hint=f"name it: --publication {shlex.quote(second)}; for a stream without these tables: COMMENT ON PUBLICATION"
             f" {quote_identifier(second)} IS NULL",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdcpipe.sql import quote_identifier
 from spark_sink.staging.log import OtherSourceError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_source(
         check_timeline(f"{root} has", epoch.timeline, timeline)
     if epoch.database != database or epoch.slot != slot:
         msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
-        renamed = f". A database that was renamed goes on under its former name only: ALTER DATABASE … RENAME TO {epoch.database}"
+        renamed = f". If the database was renamed, name it back: ALTER DATABASE … RENAME TO {quote_identifier(epoch.database)}"
         raise OtherSourceError(msg, hint=OTHER_HINT + ("" if epoch.database == database else renamed))
 
 

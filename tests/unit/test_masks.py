@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hmac
 import pickle
+import shlex
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE, Masks, parse_masks
+from cdcpipe.publishing import exactly
 from spark_sink.schema.masking import masked
 
 KEY = "0123456789abcdef"
@@ -38,8 +41,10 @@ def test_the_columns() -> None:
         masks.check_there("public", "t", ["a"])
     # What the hint says is understood, and does what it says.
     assert raised.value.hint
-    assert "--mask public.t.bb=off --mask 'public.t.bb*=null'" in raised.value.hint
-    Masks.of({**masks.as_kinds, **parse_masks(["public.t.bb=off", "public.t.bb*=null"])}).check_there("public", "t", ["a"])
+    assert "--mask public.t.bb=off --mask 'public.t.bb*=null' --mask 'public.t.NEW*=null'" in raised.value.hint
+    mended = given(masks, raised.value.hint)
+    mended.check_there("public", "t", ["a"])
+    mended.check_there("public", "t", ["a", "NEW"])
     masks.check_key("public", "t", ["id", "a", "b"], ["id", "b"])
     with pytest.raises(InvalidArgumentsError, match=r"public\.t: redact masks the key's a"):
         masks.check_key("public", "t", ["id", "a", "b"], ["id", "a"])
@@ -55,7 +60,37 @@ def test_a_table_that_was_renamed() -> None:
         masks.check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
     assert raised.value.hint
     assert raised.value.hint.endswith("--mask public.new.a=hash")
-    Masks.of({**masks.as_kinds, "public.new.a": "hash"}).check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
+    given(masks, raised.value.hint).check_renamed(("public", "old"), ("public", "new"), ["a", "b"])
+
+
+ODD = ("crm.person", "it's a $table", 'x"*y')
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_hints_quote_names(name: str) -> None:
+    """What a hint says to give, a shell takes, and then the same start goes on."""
+    before, now, columns = (name, "old"), (name, name), [f"a{name}", f"b{name}"]
+    masks = Masks.of({exactly(*before, columns[0]): "hash", exactly(*before, columns[1]): "null"})
+    with pytest.raises(InvalidArgumentsError, match="has rows that came as") as raised:
+        masks.check_renamed(before, now, columns)
+    mended = given(masks, raised.value.hint)
+    mended.check_renamed(before, now, columns)
+    mended.check_there(*now, columns)
+    assert mended.kinds(*now, columns) == {columns[0]: "hash", columns[1]: "null"}
+    with pytest.raises(InvalidArgumentsError, match="under the former name only") as raised:
+        masks.check_columns(before, dict(enumerate(columns)), before, {0: columns[0], 1: name})
+    given(masks, raised.value.hint).check_columns(before, dict(enumerate(columns)), before, {0: columns[0], 1: name})
+    with pytest.raises(InvalidArgumentsError, match="which --mask names") as raised:
+        masks.check_there(*before, ["id", columns[1]])
+    given(masks, raised.value.hint).check_there(*before, ["id", columns[1]])
+
+
+def given(masks: Masks, hint: str | None) -> Masks:
+    """Return the masks after a start with the options that a hint names."""
+    assert hint
+    words = shlex.split(hint[hint.index("--mask ") :].partition("; with the *")[0].replace(". If the column", " "))
+    options = [after for word, after in pairwise(words) if word == "--mask"]
+    return Masks.of({**masks.as_kinds, **parse_masks(options)})
 
 
 def test_columns_that_have_left_their_masks() -> None:
@@ -71,7 +106,7 @@ def test_columns_that_have_left_their_masks() -> None:
     # What the hint says is understood, and descriptions from before the rename need not have the column.
     assert raised.value.hint
     assert "--mask 'public.person.ssn_raw*=hash'" in raised.value.hint
-    mended = Masks.of({**masks.as_kinds, **parse_masks(["public.person.ssn_raw*=hash"])})
+    mended = given(masks, raised.value.hint)
     mended.check_columns(person, before, person, swapped)
     mended.check_there(*person, before.values())
     with pytest.raises(InvalidArgumentsError, match=r"column public\.people\.ssn was public\.person\.ssn"):

@@ -41,7 +41,7 @@ def test_a_directory_of_another_source_is_refused(tmp_path: Path, change: dict[s
     with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(OtherSourceError, match=words) as caught:
         writer.begin_epoch(**(SOURCE | {"timeline": 5} | change), first_lsn=0x100)
     assert caught.value.hint
-    assert ("RENAME TO db" in caught.value.hint) == ("database" in change)
+    assert ('RENAME TO "db"' in caught.value.hint) == ("database" in change)
     assert caught.value.exit_code == ExitCode.INIT_FAILED
     assert list_epochs(tmp_path) == before
 
