@@ -203,6 +203,7 @@ class Runner(Background):
             publication.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
         except InterruptedError:
             self._check_stopping()
+        self._snapshot.give_up()
         want_deleted(self._warehouse)
         if self._has_nothing_to_do():
             self._is_complete = True

@@ -14,7 +14,8 @@ on with the unfinished tables where their copies ended. Once the server holds it
 beginning with a new snapshot, and their changelogs begin at that snapshot.
 
 `_cdcpipe/snapshot.json` in the warehouse records that a snapshot has to be taken, before the slot is created. At the end it records
-that the snapshot is complete. Before that, the published tables that the snapshot left out are recorded as waiting for a copy.
+that the snapshot is complete, or was given up (`InitialSnapshot.give_up`). Before that, the published tables that the snapshot left
+out are recorded as waiting for a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, read_json, remove_tree, write_json
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes, name_of
@@ -34,7 +35,7 @@ from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.gaps import is_copied_since
-from spark_sink.warehouse.initial_copy import path_in
+from spark_sink.warehouse.initial_copy import is_unfinished, path_in
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -85,20 +86,18 @@ class InitialSnapshot(Snapshot):
             raise WarehouseError(
                 f"{path_in(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"
             )
-        is_unfinished = found is not None and not found["is_complete"]
+        is_due = found is not None and not found["is_complete"]
         if self._mode == "never":
-            if is_unfinished:
-                _logger.warning("the initial snapshot stays unfinished: tables that are not copied have only their changes")
             return
         if found is None:
             try:
-                is_unfinished = self._mode == "initial" or (self._mode is None and self._begins(is_stopping))
+                is_due = self._mode == "initial" or (self._mode is None and self._begins(is_stopping))
             except InterruptedError:
                 return
-            if is_unfinished:
+            if is_due:
                 # Record this before the slot exists. A later run that finds the slot cannot tell whether it was new.
                 self._note(is_complete=False)
-        if is_unfinished:
+        if is_due:
             try:
                 self._take(is_stopping)
             except InterruptedError:
@@ -108,6 +107,18 @@ class InitialSnapshot(Snapshot):
                     path_in(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
                 raise
             self.is_needed = True
+
+    def give_up(self) -> None:
+        """With ``never``, end an unfinished snapshot: until its end, no table can be copied alone. Call this after the first look.
+
+        The tables that it has not copied wait for a copy.
+        """
+        if self._mode != "never" or not is_unfinished(self.warehouse) or published_tables.read(self.warehouse) is None:
+            return
+        _logger.warning("the initial snapshot is given up: tables that are not copied have only their changes, and wait for a copy")
+        self._want_missing(publication.NOT_COPIED)
+        self._note(is_complete=True)
+        remove_tree(self._scratch)
 
     def _is_without_slot(self, refusal: CdcpipeError, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether it is certain that there is no slot after this error."""
@@ -172,11 +183,12 @@ class InitialSnapshot(Snapshot):
         self._want_missing()
         self._note(is_complete=True)
 
-    def _want_missing(self) -> None:
+    def _want_missing(self, came: str = publication.CAME) -> None:
         """Have the tables copied that this snapshot does not have. Recorded before the end, so that a kill can't lose it.
 
         They came into the publication after it was taken, or they had changes before a run was asked for it. Tables that came after
         the last look at the catalog are found by the next look. So are those that may have been renamed, once the stream has told.
+        ``came`` is why a table without changes waits.
         """
         seen, homes = published_tables.read(self.warehouse), Homes(self.warehouse)
         if seen is None:
@@ -188,7 +200,7 @@ class InitialSnapshot(Snapshot):
             if not has_changelog and not homes.is_certain(each.relation_id, each.table):
                 known[each.relation_id] = replace(each, undecided_lsn=each.undecided_lsn or seen.lsn)
             elif not is_copied_since(self.warehouse, table, 0):
-                why = publication.NOT_COPIED if has_changelog else publication.CAME
+                why = publication.NOT_COPIED if has_changelog else came
                 wanted_copies.want(self.warehouse, table, seen.lsn, why)
         if known != seen.tables:
             published_tables.write(self.warehouse, replace(seen, tables=known))

@@ -1,5 +1,6 @@
 """`cdcpipe-spark snapshot`: copies tables again, whatever the warehouse has of them, while the stream runs or not."""
 
+import json
 import random
 import re
 import signal
@@ -25,6 +26,8 @@ from spark_sink.replica import as_of, merge
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
+from spark_sink.warehouse.wanted_copies import waiting
+from spark_sink.warehouse.warehouse import Warehouse
 from support.cli_process import run_spark_cli
 from support.seeds import SEED
 from support.snapshots import TableCopies
@@ -367,6 +370,13 @@ def test_certain_failures_show_at_once(database: postgres.Database, spark: Any, 
     with hold_alone(road.warehouse / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone
         assert "another cdcpipe-spark snapshot" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
-    (road.warehouse / "_cdcpipe/snapshot.json").write_text('{"version": 1, "slot": "tables", "is_complete": false}')
-    assert "the initial snapshot of" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
+    state = json.dumps({"version": 1, "slot": road.slot, "is_complete": False})
+    (road.warehouse / "_cdcpipe/snapshot.json").write_text(state)
+    assert "with --snapshot never run gives it up" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
+    given = [*common, "-S", road.slot, "--publication", road.publication, "--staging", str(road.staging)]
+    ended = run_spark_cli("run", *given, "--snapshot", "never", "--available-now")
+    assert (ended.returncode, "the initial snapshot is given up" in ended.stderr) == (ExitCode.SUCCESS, True), ended.stderr
+    assert [str(each.table) for each in waiting(Warehouse.existing(road.warehouse))] == ["public.t"]
+    copied = run_spark_cli("snapshot", *common, "--table", "public.t")
+    assert (copied.returncode, waiting(Warehouse.existing(road.warehouse))) == (ExitCode.SUCCESS, []), copied.stderr
     road.connection.close()

@@ -26,6 +26,7 @@ from spark_sink.snapshot.publication import (
     DELETED,
     KEY,
     MORE_OPERATIONS,
+    NOT_COPIED,
     REPLACED,
     REWRITTEN,
     Finding,
@@ -38,7 +39,7 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
-from spark_sink.warehouse.initial_copy import is_unfinished
+from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
 from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -293,6 +294,31 @@ def test_an_initial_snapshot_leaves_out_what_may_have_been_renamed(house: Wareho
     house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
     house.record(Position(1, 200))
     assert looks(house, record, now)[0] == [Finding(A, 210, CAME)]
+
+
+def test_a_snapshot_that_is_given_up_is_over(house: Warehouse, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The hint of `snapshot --table` says that --snapshot never gives it up. It stayed unfinished, and the error came again."""
+    config = LauncherConfig("slot", tmp_path / "staging")
+    never = InitialSnapshot(config, house, "never")
+    never.prepare(lambda: False)
+    never.give_up()
+    assert not is_begun(house)
+    InitialSnapshot(config, house)._note(is_complete=False)
+    never.prepare(lambda: False)
+    never.give_up()
+    assert is_unfinished(house)  # there was no look yet, so nothing tells which tables lack their rows
+    write(house, seen(found(table("a"), table("new", relation_id=101), table("copied", relation_id=102), lsn=200)))
+    house.write_versions(Table("public", "copied"), [replace(version(200, 0, ID, 102), snapshot=((1, "id"),))])
+    InitialSnapshot(config, house, "initial").give_up()
+    assert is_unfinished(house)
+    (house.root / "_cdcpipe/snapshot/0").mkdir(parents=True)
+    never.give_up()
+    assert not is_unfinished(house)
+    assert not (house.root / "_cdcpipe/snapshot").exists()
+    assert [(str(each.table), each.why) for each in waiting(house)] == [(str(A), NOT_COPIED), ("public.new", NOT_COPIED)]
+    assert caplog.messages == [
+        "the initial snapshot is given up: tables that are not copied have only their changes, and wait for a copy"
+    ]
 
 
 def test_the_record_in_the_warehouse(tmp_path: Path) -> None:
