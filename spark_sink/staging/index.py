@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
 from spark_sink.files.system_hints import hint_of
-from spark_sink.staging.log import SEGMENT_NAME, StagingError
+from spark_sink.staging.log import SEGMENT_NAME, StagingError, anew
 from spark_sink.staging.scan import scan
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class _Builder:
         ordinal = before - np.where(transaction == NO_TRANSACTION, before, before[begin][transaction]) if len(begin) else before
         if len(ordinal) and ordinal.max() > np.iinfo(np.int32).max:
             msg = f"segment {self._path}: a transaction has more than {np.iinfo(np.int32).max} changes"
-            raise StagingError(msg, hint="divide it on the server, and begin again with a new slot and staging directory")
+            raise StagingError(msg, hint=f"divide such transactions on the server; {anew(self._path.parents[1])}")
         return ordinal.astype(np.int32)
 
     def _messages(self, transaction: Array, commit: Array) -> Array:

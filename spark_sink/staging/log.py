@@ -48,6 +48,7 @@ __all__ = [
     "Position",
     "Segment",
     "StagingError",
+    "anew",
     "former_system_ids",
     "has_log",
     "list_epochs",
@@ -359,7 +360,7 @@ def _chain(root: Path, after_lsn: int) -> Chain:
             end = Position(epoch.number, max(end.lsn, epoch.start_lsn))
         if epoch.start_lsn > end.lsn:
             msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {epoch.start}, the start of the epoch"
-            raise _BrokenChainError(msg, hint=_LOST_HINT)
+            raise _BrokenChainError(msg, hint=_lost_hint(root))
         for segment in listed[epoch.number]:
             if fence is not None and segment.start_lsn >= fence:
                 break  # sealed by a launcher after another one had replaced it
@@ -370,7 +371,7 @@ def _chain(root: Path, after_lsn: int) -> Chain:
                 start_lsn = max(start_lsn, removed.lsn)
             if start_lsn > end.lsn:
                 msg = f"{root}: segments are missing between {format_lsn(end.lsn)} and {segment.start}"
-                raise _BrokenChainError(msg, hint=_LOST_HINT)
+                raise _BrokenChainError(msg, hint=_lost_hint(root))
             if start_lsn < end.lsn or (fence is not None and segment.end_lsn > fence):
                 msg = f"{segment.path} overlaps another segment of the log"
                 raise _BrokenChainError(msg, hint="a file was renamed, or comes from another directory; move it away")
@@ -385,20 +386,22 @@ def _check_unused(root: Path) -> None:
     for name in ("known.json", "removed.json"):
         if (root / name).exists():
             msg = f"{root} has lost the directories of its epochs (000001 and so on): its {name} tells of changes that were in them"
-            raise StagingError(msg, hint=_ALL_LOST_HINT)
+            raise StagingError(msg, hint=_lost_hint(root))
 
 
 _MIXED_HINT = "one staging directory serves one slot; do not mix the files of two"
 
-_ALL_LOST_HINT = (
-    "restore them from a copy of the directory. Without a copy, start with an empty directory: run says if its tables lack "
-    "changes, and copies them anew with --on-gap resnapshot"
-)
 
-_LOST_HINT = (
-    "restore the files from a copy of the directory; without a copy, start again with an empty staging directory, an empty "
-    "warehouse and a new slot"
-)
+def anew(root: Path) -> str:
+    """Return the advice to begin another log in ``root``, for the same slot and warehouse: it has the tables' masks and history."""
+    return (
+        f"move everything out of {root}, and start run as before: it says if its tables lack changes, and copies them anew with"
+        " --on-gap resnapshot"
+    )
+
+
+def _lost_hint(root: Path) -> str:
+    return f"restore what is missing from a copy of the directory. Without a copy, {anew(root)}"
 
 
 def read_chain(root: Path, after_lsn: int = 0) -> Chain:

@@ -146,8 +146,12 @@ def test_segments_behind_a_position_are_not_looked_at_one_by_one(tmp_path: Path,
     next(first.glob("*400-*.cdc")).unlink()  # no reader that is beyond it needs it
     assert ranges(tmp_path, Position(2, 0x800)) == beyond[1:]
     next(first.glob("*500-*.cdc")).unlink()
-    with pytest.raises(StagingError, match="segments are missing"):
+    with pytest.raises(StagingError, match="segments are missing") as caught:
         list_segments(tmp_path, Position(2, 0x800))
+    assert caught.value.hint == (
+        f"restore what is missing from a copy of the directory. Without a copy, move everything out of {tmp_path}, and start run as"
+        " before: it says if its tables lack changes, and copies them anew with --on-gap resnapshot"
+    )
 
 
 def test_segments_of_a_replaced_launcher_are_not_in_the_log(tmp_path: Path):

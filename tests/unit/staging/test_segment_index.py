@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from cdcpipe.pgoutput.messages import Begin, Commit, Delete, Insert, LogicalMessage, Origin, StreamStop, Truncate, Type
 from cdcpipe.pipe.framing import scan_records
 from spark_sink.staging import index as segment_index
-from spark_sink.staging.index import NO_TRANSACTION, build, load
+from spark_sink.staging.index import NO_TRANSACTION, _Builder, build, load
 from spark_sink.staging.log import StagingError
 from support.pgoutput_build import build as record
 from support.segments import COMMIT_TIME_US, Log, encode, relation, transaction
@@ -301,3 +302,12 @@ def test_boundaries_of_another_segment_are_refused(segment: Path) -> None:
     starts, ends, _ = scan_records(segment.read_bytes())
     with pytest.raises(StagingError, match="belong to another segment"):
         build(segment, starts[:-1], ends[:-1])
+
+
+def test_a_transaction_that_is_too_large_has_a_way_on(tmp_path: Path) -> None:
+    """A new slot was no way: the warehouse refuses it."""
+    weight = np.array([0, np.iinfo(np.int32).max, 1, 1], np.int64)
+    builder: Any = SimpleNamespace(_path=tmp_path / "000001" / "0000000000000100-0000000000000200.cdc")
+    with pytest.raises(StagingError, match="has more than 2147483647 changes") as caught:
+        _Builder._ordinals(builder, np.zeros(4, np.int64), np.array([0]), weight)
+    assert f"move everything out of {tmp_path}, and start run as before" in (caught.value.hint or "")

@@ -146,9 +146,14 @@ def test_other_choices_are_refused(made: Path, options: dict[str, str]) -> None:
 def test_a_log_that_has_lost_its_epochs_is_refused(made: Path) -> None:
     (made / "staging/known.json").write_text('{"lsn": "0/500"}')
     shutil.rmtree(made / "staging/000001")
-    with pytest.raises(CdcpipeError, match="has lost the directories of its epochs") as caught:
-        check(made / "staging", made / "warehouse")
-    assert "restore them" in (caught.value.hint or "")
+    for staging in ("staging", "new"):  # the warehouse records the one that is damaged
+        with pytest.raises(CdcpipeError, match="has lost the directories of its epochs") as caught:
+            check(made / staging, made / "warehouse")
+        assert f"move everything out of {made}/staging, and start run as before" in (caught.value.hint or "")
+    shutil.move(made / "staging", made / "elsewhere")
+    (made / "staging").mkdir()
+    for staging in ("staging", "new"):
+        check(made / staging, made / "warehouse")
 
 
 def test_the_doctor_says_the_same(made: Path) -> None:
