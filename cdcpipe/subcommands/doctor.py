@@ -13,6 +13,7 @@ from cdcpipe.doctor.findings import Finding, Level, examine
 from cdcpipe.doctor.survey import survey
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.replication.session import connected, initialising
+from cdcpipe.subcommands.slot import find_system_id
 
 __all__ = ["CHECKS", "CONNECTION", "Diagnosis", "doctor"]
 
@@ -40,17 +41,19 @@ def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) 
     try:
         with connected(parameters) as connection, initialising():
             facts = survey(connection, asked, quick=quick)
+            system_id = find_system_id(connection)
     except CdcpipeError as ex:
         return Diagnosis([Finding(Level.ERROR, CONNECTION, None, ex.message, "nothing can be asked or streamed", ex.hint)])
     address = Finding(Level.OK, CONNECTION, None, f"connected to {facts.server.address} as {facts.role.name}", None, None)
-    return Diagnosis([address, *examine(_QUICK_CHECKS if quick else CHECKS, facts)], _summary(facts))
+    return Diagnosis([address, *examine(_QUICK_CHECKS if quick else CHECKS, facts)], _summary(facts, system_id))
 
 
-def _summary(facts: Facts) -> dict[str, Any]:
+def _summary(facts: Facts, system_id: str | None) -> dict[str, Any]:
     """Return the facts that a calling program may need."""
     rate = facts.wal_rate
     return {
         "version": facts.server.version,
+        "system_id": system_id,
         "is_standby": facts.server.is_standby,
         "slot_exists": facts.slot is not None,
         "wal_bytes_per_second": None if rate is None else round(rate.highest),

@@ -1,19 +1,32 @@
-"""Checks whether slot, staging directory and warehouse belong together, and how the tables of a new warehouse begin."""
+"""Checks whether slot, staging directory, warehouse and server belong together, and how the tables of a new warehouse begin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from cdcpipe.doctor.findings import Verdict, error, ok, warning
+from cdcpipe.doctor.findings import Finding, Level, Verdict, error, ok, warning
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.sql import quote_literal
+from spark_sink.staging.log import has_log, list_epochs
 from spark_sink.warehouse.belonging import check_belonging
 from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["begin", "together"]
+__all__ = ["Begun", "begin", "begun", "right_server", "together", "without_making"]
 
 _WHY: Final = "run refuses them"
+_SLOT_STATE: Final = "slot.state"
+"""The check of ``cdcpipe doctor`` that says what is wrong with the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A pipeline that has a log, or tables without their log: where, and of which server, or empty if that can't be read."""
+
+    place: str
+    system_id: str
 
 
 def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterator[Verdict]:
@@ -43,3 +56,59 @@ def begin(
         "its tables begin without the rows from before the slot's first change",
         "run with --snapshot initial, or with -c",
     )
+
+
+def begun(staging: Path, root: Path | None, table_format: str) -> Begun | None:
+    """Return what was begun in the staging directory, or else in the warehouse; None for a new pipeline."""
+    try:
+        if has_log(staging):
+            return Begun(str(staging), list_epochs(staging)[-1].system_id)
+        house = None if root is None else Warehouse(root, table_format)
+        if house is not None and house.exists and (source := house.source()).position is not None:
+            return Begun(house.name, source.system_id)
+    except (CdcpipeError, OSError):  # other checks say so
+        return Begun(str(staging), "")
+    return None
+
+
+def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge whether the server is the one of the changes that the pipeline has, given the facts about the server."""
+    if known is None or not _is_other(known, server):
+        return
+    fix = f"connect to the former server; after a pg_upgrade or a restored dump without the slot, {_anew(known, server)}"
+    if server.get("slot_exists"):
+        fix = (
+            "connect to the former server; after a pg_upgrade that took the slot along, start with --accept-system-id"
+            f" {server['system_id']}. If the slot was made since, SELECT pg_drop_replication_slot({quote_literal(slot)}); then"
+            f" {_anew(known, server)}"
+        )
+    said = f"{known.place} has the changes of the server with system id {known.system_id}; this one has {server['system_id']}"
+    yield error(said, "run and land refuse it", fix)
+
+
+def without_making(findings: Iterable[Finding], known: Begun | None, server: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings of ``cdcpipe doctor`` without the advice to make a slot, if the pipeline has changes already.
+
+    The launcher takes a slot that others have made on an upgraded server for one that pg_upgrade took along, and sees no gap
+    (launcher/continuity.py).
+    """
+    for each in findings:
+        is_gone = each.check == _SLOT_STATE and server.get("slot_exists") is False
+        if known is not None and is_gone:
+            message = each.message.partition(": ")[0]
+            why = f"changes are missing after those in {known.place}"
+            fix = f"if server and name are right, {_anew(known, server)}"
+            yield replace(each, level=Level.ERROR, message=message, why=why, fix=fix)
+        elif known is not None and each.check == _SLOT_STATE and "cdcpipe prepare" in (each.fix or ""):
+            yield replace(each, fix=_anew(known, server))
+        else:
+            yield each
+
+
+def _is_other(known: Begun, server: Mapping[str, Any]) -> bool:
+    return bool(known.system_id and server.get("system_id")) and known.system_id != server["system_id"]
+
+
+def _anew(known: Begun, server: Mapping[str, Any]) -> str:
+    accepted = f"--accept-system-id {server['system_id']} " if _is_other(known, server) else ""
+    return f"start once with {accepted}-c --on-gap resnapshot, which makes the slot and copies all tables anew"

@@ -91,6 +91,8 @@ def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSe
     """Return all findings. If ``start_spark`` is None, Spark is not started."""
     findings, server = examine_server(plan)
     findings += examine_machine(plan, server)
+    known = belonging.begun(plan.staging, plan.warehouse, plan.format)
+    findings += _named("pipeline.belonging", belonging.right_server(known, plan.slot, server))
     if plan.warehouse is not None:
         findings += _belonging(plan, plan.warehouse, server)
     if start_spark is not None and plan.warehouse is not None:
@@ -107,7 +109,9 @@ def examine_server(
     arguments += plan.new_publication.arguments
     arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables() else [])]
     found = ask_doctor(arguments, command=command, is_stopping=is_stopping)
-    return found.findings, found.server or {}
+    server = found.server or {}
+    known = belonging.begun(plan.staging, plan.warehouse, plan.format)
+    return list(belonging.without_making(found.findings, known, server)), server
 
 
 def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool = True) -> list[Finding]:

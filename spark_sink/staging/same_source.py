@@ -26,8 +26,8 @@ def check_source(
     """
     if epoch.system_id != system_id and not is_accepted:
         msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
-        hint = f"{OTHER_HINT}. If this is the same server after pg_upgrade: --accept-system-id {system_id}"
-        raise OtherSourceError(msg, hint=hint)
+        again = f"after a pg_upgrade that took the slot along: --accept-system-id {system_id}"
+        raise OtherSourceError(msg, hint=f"{OTHER_HINT}; {again}; if it was made since, drop it, and add -c --on-gap resnapshot")
     if epoch.system_id == system_id:
         check_timeline(f"{root} has", epoch.timeline, timeline)
     if epoch.database != database or epoch.slot != slot:

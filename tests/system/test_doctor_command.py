@@ -28,8 +28,11 @@ def test_lines_json_and_exit_codes(database: postgres.Database) -> None:
     found = json.loads(stdout)
     assert (code, stderr) == (1, "")
     assert {finding.check for finding in parse(found) if finding.level == "error"} == {"slot.state", "publications.there"}
+    with database.connect() as connection:
+        (system_id,) = connection.execute("select system_identifier::text from pg_control_system()").fetchone() or ("",)
     assert found["server"] | {"wal_bytes_per_second": 0} == {
         "version": database.cluster.version_num,
+        "system_id": system_id,
         "is_standby": False,
         "slot_exists": False,
         "wal_bytes_per_second": 0,

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cdcpipe.doctor import server_checks
+from cdcpipe.doctor.facts import SlotState
+from cdcpipe.doctor.findings import Finding
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Insert
@@ -20,6 +23,7 @@ from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tabl
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
+from support.doctor_facts import ASKED, NEW, facts, server, slot
 from support.pgoutput_build import build
 from support.segments import Log, describe_epoch, relation
 from support.small_pipeline import make_pipeline
@@ -164,6 +168,51 @@ def test_the_doctor_says_the_same(made: Path) -> None:
     assert f"use --staging {made}/staging" in (bad.fix or "")
     (new,) = doctor.together(made / "new", "delta", made / "new-staging", "s")
     assert new.message.endswith("can be used together")
+
+
+LOST = slot(wal_status="lost")
+
+
+@pytest.mark.parametrize("left", ["both", "staging", "warehouse"])
+@pytest.mark.parametrize(("found", "is_created"), [((), False), ((), True), ((LOST,), False)])
+def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
+    made: Path, left: str, found: tuple[SlotState, ...], is_created: bool
+) -> None:
+    """With --accept-system-id, run takes it for one that pg_upgrade took along, and changes are missing without a word."""
+    asked = facts(asked=NEW if is_created else ASKED, server=server(slots=found))
+    said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in server_checks.slot_state(asked)]
+    for name in {"both": (), "staging": ("warehouse",), "warehouse": ("staging",)}[left]:
+        shutil.rmtree(made / name)
+    told = {"slot_exists": bool(found), "system_id": "7123456789"}
+    known = doctor.begun(made / "staging", made / "warehouse", "delta")
+    (finding,) = doctor.without_making(said, known, told)
+    assert finding.level == "error"
+    assert "prepare" not in finding.line
+    assert finding.line.endswith("start once with -c --on-gap resnapshot, which makes the slot and copies all tables anew")
+    assert list(doctor.right_server(known, "s", told)) == []
+    told["system_id"] = "8"
+    (finding,) = doctor.without_making(said, known, told)
+    assert "start once with --accept-system-id 8 -c --on-gap resnapshot" in finding.line
+    (verdict,) = doctor.right_server(known, "s", told)
+    assert (verdict.level, "system id 7123456789; this one has 8" in verdict.message) == ("error", True)
+    assert "start once with --accept-system-id 8 -c --on-gap resnapshot" in (verdict.fix or "")
+    assert ("pg_drop_replication_slot('s')" in (verdict.fix or "")) == bool(found)
+
+
+def test_the_doctor_says_of_a_new_pipeline_what_cdcpipe_says(tmp_path: Path) -> None:
+    said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in server_checks.slot_state(facts())]
+    assert doctor.begun(tmp_path / "staging", tmp_path / "warehouse", "delta") is doctor.begun(tmp_path, None, "delta") is None
+    assert list(doctor.without_making(said, None, {"slot_exists": False})) == said
+    assert list(doctor.right_server(None, "s", {"system_id": "8"})) == []
+
+
+def test_the_doctor_knows_nothing_of_a_damaged_log(made: Path) -> None:
+    """But it was begun, so no slot is to be made. A superuser may also hide the server's system id."""
+    (made / "staging/000001/epoch.json").write_text("{")
+    known = doctor.begun(made / "staging", made / "warehouse", "delta")
+    assert known is not None
+    assert list(doctor.right_server(known, "s", {"system_id": "8"})) == []
+    assert list(doctor.right_server(replace(known, system_id="7"), "s", {"system_id": None})) == []
 
 
 def test_the_doctor_warns_of_a_new_warehouse_for_an_old_slot(made: Path) -> None:
