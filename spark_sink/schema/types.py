@@ -258,6 +258,7 @@ _PRINTED_OTHERWISE: Final = frozenset(
         ("cidr", ("inet",)),  # 10.0.0.1/32 is 10.0.0.1 then
         ("xml", ("text", "varchar", "bpchar")),  # with the encoding in the XML declaration
         ("int4", ("oid",)),  # -1 is 4294967295
+        ("oid", ("int4",)),  # 4294967295 is -1: PostgreSQL does not look whether values fit
         ("regproc", ("regprocedure",)),
         ("regprocedure", ("regproc",)),
         ("regoper", ("regoperator",)),

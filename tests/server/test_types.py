@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import postgres
 import pytest
-from psycopg import sql
+from psycopg import errors, sql
 from pyspark.sql.types import (
     ArrayType,
     DecimalType,
@@ -17,6 +17,8 @@ from pyspark.sql.types import (
 
 from spark_sink.schema.types import (
     as_typed,
+    assign_columns,
+    is_printed_otherwise,
     merge_columns,
     split_schema,
     typed_schema,
@@ -24,7 +26,7 @@ from spark_sink.schema.types import (
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
 from support.logical_stream import peek_records
-from support.segments import encode
+from support.segments import encode, relation
 from support.typed_values import INFINITE_NUMERICS, NEWER_TYPES, STRING, TYPES
 
 if TYPE_CHECKING:
@@ -117,6 +119,66 @@ def test_values_of_every_type_round_trip(typed: Any, pg: postgres.Cluster) -> No
             assert row["_cdc_exact"] == {}, (type_name, text)
             back = raw(conn, sql.SQL(f"select %s::{type_name}"), literal(row[name]))
             assert back == [(text,)], type_name
+
+
+COERCIBLE = {
+    "bit": ["101"],
+    "varbit": ["101"],
+    "varchar": ["a", "a "],
+    "text": ["a", "a "],
+    "cidr": ["10.0.0.0/8", "10.0.0.1/32"],
+    "int4": ["7", "-1"],
+    "oid": ["7", "4294967295"],
+    "xml": ['<?xml version="1.0" encoding="UTF-8"?><a/>'],
+    "regclass": ["pg_class"],
+    "regcollation": ['"C"'],
+    "regconfig": ["simple"],
+    "regdictionary": ["simple"],
+    "regnamespace": ["pg_catalog"],
+    "regoper": ["||/"],
+    "regoperator": ["||/(NONE,double precision)"],
+    "regproc": ["now"],
+    "regprocedure": ["now()"],
+    "regrole": ["postgres"],
+    "regtype": ["integer"],
+}
+"""Values of each type that PostgreSQL takes for another one without a look at them."""
+
+
+def test_each_type_without_a_rewrite_keeps_its_texts_or_is_known(any_pg: postgres.Cluster) -> None:
+    """Values stay as they are on disk. The stream does not tell that they have other texts, so `is_printed_otherwise` must know."""
+    with any_pg.database() as database, database.connect() as conn:
+        conn.prepare_threshold = None  # the same query gives another type after each command
+        pairs = conn.execute(
+            "select s.typname, s.oid::int8, t.typname, t.oid::int8 from pg_cast c join pg_type s on s.oid = c.castsource"
+            " join pg_type t on t.oid = c.casttarget where c.castmethod = 'b'"
+            " and s.typname !~ '^pg_'"  # nobody can write a value of these
+            " order by s.typname, t.typname"
+        ).fetchall()
+        looked_at = 0
+        for old, old_id, new, new_id in pairs:
+            try:
+                conn.execute(sql.SQL('create table t (c pg_catalog."{}")').format(sql.SQL(old)))
+                for value in COERCIBLE[old]:
+                    conn.execute("insert into t values (%s)", (value,))
+            except errors.FeatureNotSupported:  # a server that was built without XML
+                assert old == "xml"
+                conn.execute("drop table t")
+                continue
+            query = sql.SQL("select c, pg_relation_filenode('t') from t order by ctid")
+            before = raw(conn, query)
+            conn.execute(sql.SQL('alter table t alter c type pg_catalog."{}"').format(sql.SQL(new)))
+            after = raw(conn, query)
+            conn.execute("drop table t")
+            versions = [relation(1, "t", ("c", each, -1)) for each in (old_id, new_id)]
+            columns = merge_columns(None, versions)
+            is_moved = len({assign_columns(columns, version)[0].name for version in versions}) > 1
+            if not is_moved:  # otherwise `retyped` names it
+                is_same = [text for text, _ in before] == [text for text, _ in after]
+                has_file = {file for _, file in before} == {file for _, file in after}
+                assert (has_file, is_same) == (True, not is_printed_otherwise(old_id, new_id)), (old, new)
+                looked_at += 1
+        assert looked_at > 10
 
 
 def test_infinite_numeric_is_text(typed: Any) -> None:

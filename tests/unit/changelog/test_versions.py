@@ -207,11 +207,18 @@ def described(texts: Iterable[str], relations: Iterable[Relation]) -> list[Schem
     ]
 
 
-CIDR, INET, XML, TEXT = 650, 869, 142, 25
+CIDR, INET, XML, TEXT, OID = 650, 869, 142, 25, 26
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "is_wanted"), [(CIDR, INET, True), (XML, TEXT, True), (TEXT, 1043, False), (INET, INET, False)]
+    ("old", "new", "is_wanted"),
+    [
+        (CIDR, INET, True),
+        (XML, TEXT, True),
+        (TEXT, 1043, False),
+        (INET, INET, False),
+        (INT4, OID, True),
+    ],
 )
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_type_in_which_earlier_values_have_another_text(
@@ -231,6 +238,18 @@ def test_a_type_in_which_earlier_values_have_another_text(
     versions.with_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     reasons = [each.why for each in waiting(warehouse)]
     assert reasons == (["with their new type, earlier values of b have another text"] if is_wanted else [])
+
+
+def test_a_narrower_integer_in_which_earlier_values_are_other_numbers(tmp_path: Path) -> None:
+    """4294967295 as an oid is -1 as an int4, in a column of the tables that holds both."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    texts = f"id=1 c:{OID}=2", f"id=1 c:{INT4}=2"
+    columns = merge_columns(None, map(table, texts))
+    earlier, later = described(texts, map(table, texts))
+    versions = TableVersions(warehouse, cast("SchemaHistory", Stepped(earlier, later)), PublishedTables(None))
+    versions.with_new(TABLE, [version(10, 0, ID)], [Use(30, 0, later.relation, 30)], 20, columns, columns)
+    assert [each.why for each in waiting(warehouse)] == ["with their new type, earlier values of c have another text"]
 
 
 @pytest.mark.parametrize(
