@@ -91,8 +91,8 @@ BEGIN
                 'not_null', a.attnotnull,
                 -- Its own, or that of its domain.
                 'has_default', a.atthasdef AND a.attgenerated = '' OR t.typdefault IS NOT NULL,
-                -- An array with one element of the column's type. As text[], the element is the value's text.
-                'missing', CASE WHEN a.atthasmissing THEN (a.attmissingval::text::text[])[1] END,
+                -- An array with one element of the column's type. (Its own text has the delimiter of this type: box has another one.)
+                'missing', CASE WHEN a.atthasmissing THEN array_to_string(a.attmissingval, '') END,
                 'identity', CASE a.attidentity WHEN 'a' THEN 'always' WHEN 'd' THEN 'by default' END,
                 'generated', CASE a.attgenerated WHEN 's' THEN 'stored' WHEN 'v' THEN 'virtual' END,
                 'comment', d.description

@@ -128,7 +128,8 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
         f" CASE WHEN coalesce(({is_identified}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
         "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
-        "    (a.attmissingval::text::text[])[1],"
+        # An array with one element. The text of the array would not do: that of a box has another delimiter than text[].
+        "    pg_catalog.array_to_string(a.attmissingval, ''),"
         "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
         "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
         "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"

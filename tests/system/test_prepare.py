@@ -59,8 +59,9 @@ def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> 
         "insert into c values (1)",
         "alter table c add f float default random()",  # writes the rows anew
         "alter table c drop gone, add d int default 7, add e text default 'it''s \"this\"', add g date",
+        "alter table c add h box default '(1,1),(0,0)', add i int[] default '{1,NULL}'",
         "alter table c rename b to bb",
-        "alter publication p add table c (id, bb, d, e, f, g)",
+        "alter publication p add table c (id, bb, d, e, f, g, h, i)",
     )
     code, out, _ = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use")
     assert code == 0
@@ -73,6 +74,8 @@ def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> 
         ("d", 6, 23, -1, "7", False),
         ("e", 7, 25, -1, 'it\'s "this"', False),
         ("g", 8, 1082, -1, None, False),
+        ("h", 9, 603, -1, "(1,1),(0,0)", False),
+        ("i", 10, 1007, -1, "{1,NULL}", False),
     ]
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
 
