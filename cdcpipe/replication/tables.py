@@ -46,13 +46,27 @@ A checksum reads a table, a copy its leaf partitions.
 """
 
 
+_MISSING_IN_LEAVES: Final = (
+    "SELECT p.attname, bool_or(p.atthasmissing) AS has_missing,"
+    " CASE WHEN bool_and(p.atthasmissing) AND min(p.value) = max(p.value) THEN min(p.value) END AS missing"
+    " FROM (SELECT p.attname, p.atthasmissing, pg_catalog.array_to_string(p.attmissingval, '') AS value"
+    "   FROM pg_catalog.pg_attribute p"
+    "   WHERE {root}.relkind = 'p' AND p.attrelid IN {leaves} AND p.attnum > 0 AND NOT p.attisdropped) AS p"
+    " GROUP BY p.attname"
+)
+"""For each column of a partitioned table, by name: whether a leaf partition has a missing value; the value, if all have the same.
+
+The root itself has no rows, and so never has one.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
     """A column, as in ``pg_attribute``. A column keeps its ``number`` when it is renamed, and no other column ever gets it.
 
     - ``missing``: the column's value in rows that are older than the column and were not rewritten; None if that is NULL.
     - ``is_filled``: rows older than the column may have a value that is not in ``missing``. It comes from a default, an identity or
-      an expression.
+      an expression. Or the partitions of the table do not all have the same ``missing``.
     """
 
     name: str
@@ -121,6 +135,7 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
 def describe(connection: Connection, source: str) -> list[PublishedTable]:
     """Return the tables of ``source``, by name."""
     is_identified = f"SELECT bool_and({has_identity('leaf')}) FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
+    missing_in_leaves = _MISSING_IN_LEAVES.format(root="c", leaves=leaves_of("c.oid"))
     rows = connection.execute(
         f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
         f" {identity_of('c')}::text,"
@@ -129,9 +144,11 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
         "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
         # An array with one element. The text of the array would not do: that of a box has another delimiter than text[].
-        "    pg_catalog.array_to_string(a.attmissingval, ''),"
-        "    NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)) ORDER BY a.attnum)"
+        "    coalesce(pg_catalog.array_to_string(a.attmissingval, ''), leaf.missing),"
+        "    NOT a.atthasmissing AND CASE WHEN leaf.has_missing THEN leaf.missing IS NULL"
+        "      ELSE a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL END) ORDER BY a.attnum)"
         "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
+        f"   LEFT JOIN ({missing_in_leaves}) AS leaf ON leaf.attname = a.attname"
         "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"
         f" FROM {source} AS p"
         " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"

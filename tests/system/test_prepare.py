@@ -80,6 +80,31 @@ def test_prepare_tells_the_columns_that_are_published(on: PublishedDatabase) -> 
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--in-use", "--export-snapshot")[0] == 1
 
 
+def test_the_partitions_say_what_old_rows_of_a_partitioned_table_have(on: PublishedDatabase) -> None:
+    on.sql(
+        "create table r (id int primary key) partition by range (id)",
+        "create table made partition of r for values from (0) to (10)",
+        "create table attached (gone int, id int primary key)",
+        "alter table attached drop gone",  # so the columns have other numbers than in the root
+        "alter table r attach partition attached for values from (10) to (20)",
+        "insert into r values (1), (11)",
+        "alter table r add c int not null default 5, add n int, add d int default 7",
+        "alter table r alter c drop default",
+        "alter publication p set (publish_via_partition_root)",
+        "alter publication p add table r",
+    )
+
+    def found() -> dict[str, tuple[str | None, bool]]:
+        _, out, _ = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use", "--quiet")
+        columns = next(table["columns"] for table in json.loads(out)["tables"] if table["name"] == "r")
+        return {column["name"]: (column["missing"], column["is_filled"]) for column in columns}
+
+    assert found() == {"id": (None, False), "c": ("5", False), "n": (None, False), "d": ("7", False)}
+    # The catalog does not have the value of these rows any more, or the partition is younger than the columns.
+    on.sql("vacuum full made")
+    assert found() == {"id": (None, False), "c": (None, True), "n": (None, False), "d": (None, True)}
+
+
 def parts_of(on: PublishedDatabase) -> dict[str, Any]:
     code, out, err = run_cli(
         "prepare", "-d", on.database.dsn, "-S", on.slot, "--publication", "p", "--in-use", "--quiet", "--parts"
