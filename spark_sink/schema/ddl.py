@@ -67,6 +67,8 @@ class TableDescription:
     partition_of: tuple[int, Table] | None
     """The OID and the name of the table of which it is a partition."""
     comment: str | None
+    is_partitioned: bool
+    """Whether its partitions have its rows."""
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> TableDescription:
@@ -87,6 +89,7 @@ class TableDescription:
             frozenset(names if identity == "f" else map(int, value["replica_identity"]["columns"])),
             None if parent is None else (_within(_OIDS, parent["oid"]), _table(parent)),
             _text(value.get("comment")),
+            value.get("kind") == "partitioned",
         )
 
     def columns_of(self, relation: Relation) -> list[_Column] | None:
@@ -265,12 +268,17 @@ class Descriptions:
             self._dropped.pop(key, None)
             if known.descriptions and known.descriptions[-1].columns == description.columns:
                 description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
+            is_continued = kind != _BEGIN and known.ends[-1:] == [len(self._ends)]
             known.places.append(place)
             known.ends.append(len(self._ends))
             known.descriptions.append(description)
             known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
             for column in description.columns:
-                known.first.setdefault(column.facts.number, column.facts)
+                facts = column.facts
+                if description.is_partitioned and facts.missing is None and not is_continued:
+                    # It may be older than the message. Then the partitions may have its missing value: this table has no rows.
+                    facts = replace(facts, is_filled=True)
+                known.first.setdefault(facts.number, facts)
         for relation_id in said.dropped.values():
             self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:

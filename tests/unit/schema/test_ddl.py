@@ -61,6 +61,23 @@ def test_values_that_only_the_table_has(more: dict[str, object], is_filled: bool
     assert facts[1].is_filled == is_filled
 
 
+def test_a_partitioned_table_tells_only_of_columns_that_come_while_ddl_is_captured() -> None:
+    """It has no rows. After ADD COLUMN ... DEFAULT and DROP DEFAULT nothing about it says that old rows have the default."""
+    found = Descriptions()
+    kind = {"kind": "partitioned"}
+    found.add((10, 0), message(described("id=1 a=2") | kind, kind="installed"))
+    found.add((20, 0), message(described("id=1 a=2 b=3") | kind))
+    found.add((25, 0), message(kind="removed"))
+    found.add((30, 0), message(described("id=1 a=2 b=3 c=4") | kind, kind="installed"))
+    facts = found.facts(table("id a b c"), (30, 0))
+    assert facts is not None
+    assert [fact.is_filled for fact in facts] == [True, True, False, True]
+    found.add((40, 0), message(described("id=1 a=2", relation_id=2) | kind))
+    facts = found.facts(replace(table("id a"), relation_id=2), (40, 0))
+    assert facts is not None
+    assert [fact.is_filled for fact in facts] == [True, True]
+
+
 @pytest.mark.parametrize("kind", ["removed", "failure"])
 def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
     found = Descriptions()
