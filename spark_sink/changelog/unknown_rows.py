@@ -1,7 +1,7 @@
 """Finds the tables that need a copy of their rows after captured DDL, because the stream does not have the rows. No I/O.
 
 - A rewrite computes new values: a default for each row, or another type. A cast without USING is no reason if it is known to keep
-  the values (`keeps_values`). changelog/versions.py compares Spark's types.
+  the values (`keeps_values`), or of a column that is hashed, the texts. changelog/versions.py compares Spark's types.
 - SET LOGGED: the stream does not have what was changed while the table was unlogged.
 - ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)
@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from cdcpipe.masks import HASH, NO_MASKS
 from spark_sink.schema.types import keeps_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from cdcpipe.masks import Masks
     from spark_sink.schema.ddl import Descriptions, TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.schema.table import Place, Table
@@ -40,13 +42,14 @@ def tables_with_unknown_rows(
     descriptions: Descriptions,
     names: Names,
     tables_with: Callable[[frozenset[int], Place, Names], Iterable[Table]],
+    masks: Masks = NO_MASKS,
 ) -> Iterator[tuple[Table, int, str]]:
     """Yield each table with the end LSN of the transaction since which it needs a copy, and the reason.
 
     ``descriptions`` has the messages of ``ddl``, ``names`` the names that they have given. ``tables_with`` is
     `SchemaHistory.tables_with`. Tables without a changelog may be among the results.
     """
-    for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions):
+    for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions, masks):
         yield names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason
     for each in ddl:
         message = each.message
@@ -55,7 +58,7 @@ def tables_with_unknown_rows(
                 yield names.shown(home), each.end_lsn, "ALTER TYPE changed the texts of values"
 
 
-def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions) -> Iterator[tuple[Ddl, int, Table, str]]:
+def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, masks: Masks) -> Iterator[tuple[Ddl, int, Table, str]]:
     """Yield each message with the OID and the name of a table, and the reason."""
     before: dict[int, TableDescription] = {}
 
@@ -70,7 +73,7 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions) -> 
                 yield each, relation_id, table, f"{message.tag} computed a default for each row"
             elif "type" in reasons and not (
                 _CAST_ALONE.fullmatch(message.statement or "")
-                and _keeps_values(known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]))
+                and _keeps_values(known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]), masks)
             ):
                 yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
             elif "persistence" in reasons:
@@ -92,13 +95,17 @@ def _next(relation_id: int, ddl: Iterable[Ddl]) -> TableDescription | None:
     return next(found, None)
 
 
-def _keeps_values(before: TableDescription | None, after: TableDescription | None) -> bool:
+def _keeps_values(before: TableDescription | None, after: TableDescription | None, masks: Masks) -> bool:
     """Tell whether each column that has another type is known to have the same values."""
     if before is None or after is None:
         return False
     types = {column.facts.number: (column.type_id, column.type_modifier) for column in before.columns}
-    found = ((column.facts.number, (column.type_id, column.type_modifier)) for column in after.columns)
-    return all(keeps_values(types.get(number, now), now) for number, now in found)
+    kinds = masks.kinds(after.table.schema, after.table.name, [column.name for column in after.columns])
+    return all(
+        keeps_values(types.get(column.facts.number, now), now, is_text=kinds.get(column.name) == HASH)
+        for column in after.columns
+        for now in [(column.type_id, column.type_modifier)]
+    )
 
 
 def _parent(description: TableDescription) -> int | None:

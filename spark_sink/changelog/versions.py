@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
+from cdcpipe.masks import HASH
 from spark_sink.changelog.earlier_values import fields_by_name, fills_after_snapshot, fills_between, shared_names
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.changelog.retyped import retyped, retyped_since_copy
@@ -212,11 +213,11 @@ class TableVersions:
         is_after_snapshot = is_after_snapshot and not self._history.captured.is_other_server(known[-1].place, place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
+            self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
             here = _typed(self._warehouse, here)
             fills, unknown = fills_after_snapshot(known[-1], here, columns)
             self._name(table, place, unknown)
             self._name_retyped(table, place, retyped_since_copy(known[-1], here, columns, self._warehouse.typed))
-            self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
             then = self.names.name(table, known[-1].place)
             self._check_columns(then, _numbers_of(known[-1]), here)
             return _hide(self._warehouse, table, here, columns, fills, then, _columns_of(known[-1]))
@@ -242,7 +243,7 @@ class TableVersions:
             return ()
         earlier = fields_by_name(previous, columns)
         self._name_retyped(table, place, retyped(previous, version, columns))
-        self._name_reprinted(table, place, _type_ids(previous), version)
+        self._name_reprinted(table, place, _type_ids(step[0]), step[1])
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
         earlier_versions = self._history.before(step[0])
         before_it = {column.name for each in earlier_versions for column in each.relation.columns}
@@ -299,10 +300,17 @@ class TableVersions:
             want_copy(self._warehouse, table, place[0], f"earlier values of {', '.join(stayed)} are not rounded to the new type")
 
     def _name_reprinted(self, table: Table, place: Place, before: Mapping[int, int], version: SchemaVersion) -> None:
-        """Name the columns whose earlier values have another text now: the table needs a copy. ``before``: type ids by number."""
-        columns = _by_number(version).items()
+        """Name the columns whose earlier values have another text now: the table needs a copy. ``before``: type ids by number.
+
+        The types are PostgreSQL's, also of masked columns: a hash is made of the text.
+        """
+        columns, relation = _by_number(version), version.relation
+        kinds = self._warehouse.masks.kinds(relation.namespace, relation.name, [column.name for column in columns.values()])
         found = [
-            column.name for number, column in columns if is_printed_otherwise(before.get(number, column.type_id), column.type_id)
+            column.name
+            for number, column in columns.items()
+            if kinds.get(column.name, HASH) == HASH
+            and is_printed_otherwise(before.get(number, column.type_id), column.type_id, is_text=column.name in kinds)
         ]
         if found:
             listed = ", ".join(found)

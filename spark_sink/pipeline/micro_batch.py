@@ -340,7 +340,8 @@ class MicroBatch:
     def _want_copies(self) -> None:
         """Record the tables whose rows the stream does not have any more, according to captured DDL."""
         warehouse, history = self._tables.warehouse, self._tables.history
-        for table, lsn, reason in tables_with_unknown_rows(self._ddl, history.captured, self._tables.names, history.tables_with):
+        names, masks = self._tables.names, warehouse.masks
+        for table, lsn, reason in tables_with_unknown_rows(self._ddl, history.captured, names, history.tables_with, masks):
             if warehouse.has_changelog(table):
                 want_copy(warehouse, table, lsn, reason)
 

@@ -124,6 +124,26 @@ def test_casts_that_keep_the_values(old: int | tuple[int, int], new: int | tuple
     assert keeps_values(before, after) == is_kept
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_kept"),
+    [
+        (INT4, INT8, True),
+        (INT4, NUMERIC, True),
+        (INT4, numeric(12, 0), True),
+        (INT4, numeric(12, 2), False),
+        (INT8, FLOAT8, False),  # 1e+15
+        (FLOAT4, FLOAT8, False),
+        (VARCHAR, TEXT, True),
+        (numeric(8, 2), NUMERIC, True),
+        (numeric(8, 2), numeric(10, 2), True),
+        (numeric(8, 2), numeric(10, 4), False),
+    ],
+)
+def test_casts_that_keep_the_texts(old: int | tuple[int, int], new: int | tuple[int, int], is_kept: bool) -> None:
+    before, after = (kind if isinstance(kind, tuple) else (kind, -1) for kind in (old, new))
+    assert keeps_values(before, after, is_text=True) == is_kept
+
+
 def test_columns_keep_the_name_that_an_older_version_gave_them() -> None:
     narrow, wide = (relation(1, "t", ("c", kind)) for kind in (INT4, INT8))
     columns = StructType([StructField("c", IntegerType()), StructField("c__bigint", LongType())])
