@@ -15,10 +15,11 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, NO_COPIES
 from spark_sink.schema.types import DELETED_AT, replica_schema
-from spark_sink.staging.log import epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
+from spark_sink.staging.log import StagingError, epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun
+from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.wanted_copies import want
 from spark_sink.warehouse.warehouse import WarehouseError, another
 
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
     from spark_sink.delta.log import TableEnd
     from spark_sink.schema.table import Table
-    from spark_sink.staging.log import Position
+    from spark_sink.staging.log import Epoch, Position
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
     "begin_keeping_deleted",
     "behind_gap",
     "check_copies",
+    "check_log",
     "check_tables",
     "first_position",
     "gone",
@@ -50,6 +52,15 @@ _logger = logging.getLogger(__name__)
 
 _RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview"})
 """Features of tables that not every reader knows (docs/spark/readers.md)."""
+
+
+def check_log(house: Warehouse, staging: Path) -> list[Epoch]:
+    """Check what can be checked before there is a warehouse, if it is new. Returns the log's epochs."""
+    epochs = list_epochs(staging)
+    if not epochs:
+        raise StagingError(f"{staging} holds no log yet", hint="start a launcher on it first")
+    check_kept(house, staging)
+    return epochs
 
 
 def check_copies(house: Warehouse, staging: Path, position: Position, reached: Position | None, removed: Position | None) -> None:

@@ -21,8 +21,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -36,6 +36,7 @@ from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.pipeline.pace import Pace
+from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
@@ -44,12 +45,12 @@ from spark_sink.source import datasource
 from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch, tidy
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, jvm, session
-from spark_sink.staging.log import Position, StagingError, former_system_ids, list_epochs, list_segments, removed_position
+from spark_sink.staging.log import Position, former_system_ids, list_segments, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.mask_settings import check_kept, settle
+from spark_sink.warehouse.mask_settings import settle
 from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
@@ -72,18 +73,7 @@ _LEAST_WAIT_S = 0.001
 _INTERRUPTION: Final = "py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException"
 """A text of an error that Spark takes for the interruption that it caused itself."""
 _NOTING_S = 5.0
-"""How long to wait for Spark to record the end of a micro-batch, and for its query to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineProgress:
-    """How far a pipeline is. All counts are since its start."""
-
-    position: Position | None = None
-    batches: int = 0
-    changes: int = 0
-    tables: int = 0
-    messages: int = 0
+"""How long to wait for Spark to record the end of a micro-batch, for its query to stop, and for merges after an error."""
 
 
 class Pipeline:
@@ -102,9 +92,8 @@ class Pipeline:
 
     With ``drops_columns``, a column that was dropped leaves the replica, if captured DDL says so (changelog/gone_columns.py). With
     ``follows_renames``, a table goes on in its tables under another name, if captured DDL says so (changelog/renames.py).
-    ``readers``, ``widen``, ``deletes`` and ``column_names`` are those of `RunConfig`.
-
-    ``masks`` adds to the masks that the warehouse has noted (`cdcpipe.masks`), ``{"public.person.ssn": "hash"}``.
+    ``readers``, ``widen``, ``deletes`` and ``column_names`` are those of `RunConfig`. ``masks`` adds to the masks that the
+    warehouse has noted (`cdcpipe.masks`), ``{"public.person.ssn": "hash"}``.
 
     The replicas catch up with the changelogs every ``replica_interval_s`` seconds, with 0 after each micro-batch, with None every
     second, or less often where that takes long (pipeline/rounds.py). With ``history="table"`` the stored histories do so every
@@ -172,13 +161,16 @@ class Pipeline:
         self.lock = TableLock(local_root)
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
+        self._owned = ExitStack()
+        """Gives the tables free when it is closed: another pipeline may write them then."""
         self.batches, self.merges = Histogram(), Histogram()
         """How long each micro-batch, and each merge of a replica, took."""
         self.changes: Counter[Table] = Counter()
         """How many changes each changelog got since the start."""
         self._progress = PipelineProgress()
         self._seen: set[Table] = set()
-        self._query: StreamingQuery | None = None
+        self.query: StreamingQuery | None = None
+        """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         self._error: BaseException | None = None
         self._stopping = threading.Event()
         self._batch_id: int | None = None
@@ -191,12 +183,17 @@ class Pipeline:
     # --- for the owner of the pipeline ---
 
     def start(self, *, available_now: bool = False) -> Self:
-        """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once."""
-        self._available_now = available_now
-        stream = self._stream()
-        self._query = stream.trigger(availableNow=True).start() if available_now else self._pace.start(self.spark, stream)
-        for rounds in self._rounds:
-            rounds.start()
+        """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once.
+
+        Raises WarehouseError if another pipeline owns the tables. This one owns them until `stop` has ended, or `wait` has returned
+        True, or has raised an error and no merge is running. Then it can be started again.
+        """
+        fit.check_log(self.warehouse, self.staging)  # before the lock makes a directory
+        with ExitStack() as owned:
+            owned.enter_context(self.lock.own(self.warehouse.name))
+            self._available_now = available_now
+            self._begin()
+            self._owned = owned.pop_all()
         return self
 
     def pass_gap(self) -> None:
@@ -232,33 +229,47 @@ class Pipeline:
             self._histories.rounds.finish(is_stopping)
 
     def process_available(self) -> None:
-        """Bring the tables to the log's present end. Returns when that is done."""
-        self.start(available_now=True).wait()
+        """Bring the tables to the log's present end. Returns when that is done, or stops at an error or an interrupt (^C)."""
+        self.start(available_now=True)
+        try:
+            self.wait()
+        except BaseException:
+            with suppress(Exception):  # the first error is kept
+                self.stop()
+            raise
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, and raise the error if there was one. Returns False if the time runs out first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._wait_for_query(deadline):
-            return False
-        self._serving.close()
-        if self._error is None:
+        try:
+            if not self._wait_for_query(deadline):
+                return False
+            self._serving.close()
+            if self._error is None:
+                for rounds in self._rounds:
+                    rounds.end()
+                for rounds in self._rounds:
+                    if not rounds.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                        return False
+            if self._error is not None:
+                raise self._error
+        except Exception:
             for rounds in self._rounds:
-                rounds.end()
-            for rounds in self._rounds:
-                if not rounds.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                    return False
-        if self._error is not None:
-            raise self._error
+                rounds.end(is_last_round_wanted=False)
+            if all(rounds.wait(_NOTING_S) for rounds in self._rounds):
+                self._owned.close()
+            raise
+        self._owned.close()
         return True
 
     def _wait_for_query(self, deadline: float | None) -> bool:
         """Wait for the query's end. Restart it if only its source has failed. Returns False if the time runs out first."""
-        while self._query is not None:
+        while self.query is not None:
             try:
                 if deadline is None:
-                    self._query.awaitTermination()
+                    self.query.awaitTermination()
                     return True
-                return bool(self._query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
+                return bool(self.query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
             except Exception as ex:
                 self._serving.close()
                 warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
@@ -271,7 +282,7 @@ class Pipeline:
             self._stop_following(is_last_round_wanted=False)
             if self._error is not None:  # of the last round; a start would forget it
                 raise self._error
-            self.start(available_now=self._available_now)
+            self._begin()
         return True
 
     def stop(self) -> None:
@@ -279,8 +290,9 @@ class Pipeline:
 
         After an error, skip the last round of merges.
         """
-        self._stop_query()
-        self._stop_following(is_last_round_wanted=self._error is None)
+        with self._owned:
+            self._stop_query()
+            self._stop_following(is_last_round_wanted=self._error is None)
 
     def _stop_following(self, *, is_last_round_wanted: bool) -> None:
         # A round of the histories may take long, and the next start makes up for it.
@@ -292,7 +304,7 @@ class Pipeline:
 
     def _stop_query(self) -> None:
         self._stopping.set()
-        query = self._query
+        query = self.query
         with self._serving:  # it ends also if a full disk refuses to give segments back
             if query is not None and not jvm.has_ended(0) and query.isActive:
                 with self._batch_running:
@@ -338,12 +350,13 @@ class Pipeline:
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         return self._tables.exact_counts
 
-    @property
-    def query(self) -> StreamingQuery | None:
-        """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
-        return self._query
-
     # --- the stream ---
+
+    def _begin(self) -> None:
+        stream = self._stream()
+        self.query = stream.trigger(availableNow=True).start() if self._available_now else self._pace.start(self.spark, stream)
+        for rounds in self._rounds:
+            rounds.start()
 
     def _stream(self) -> DataStreamWriter:
         self._error, self._batch_id = None, None
@@ -362,10 +375,7 @@ class Pipeline:
 
     def _open(self) -> Position:
         """Check that warehouse and log belong together, and return the position from which to continue."""
-        epochs = list_epochs(self.staging)
-        if not epochs:
-            raise StagingError(f"{self.staging} holds no log yet", hint="start a launcher on it first")
-        check_kept(self.warehouse, self.staging)  # before there is a warehouse, if it is new
+        epochs = fit.check_log(self.warehouse, self.staging)
         position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
         settle(self.warehouse, self.lock, self.staging)
         fit.name_less_readable(self.warehouse)
@@ -410,7 +420,7 @@ class Pipeline:
         began_at = time.monotonic()
         with self._batch_running:
             if self._stopping.is_set():  # it begins after `stop`: end it as soon as the query is stopping
-                _wait_until(self._query, lambda: False)
+                _wait_until(self.query, lambda: False)
                 raise StoppedError(_INTERRUPTION)
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)

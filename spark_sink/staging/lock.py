@@ -18,7 +18,7 @@ from spark_sink.files.lock import try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
-__all__ = ["is_own", "lock", "lock_owner", "make_root", "owner_text", "sign", "try_file_system"]
+__all__ = ["is_own", "lock", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
@@ -66,7 +66,7 @@ def lock(root: Path) -> int:
         sign(fd)
     except _HeldError:
         os.close(fd)
-        msg = f"another launcher uses {root}: {owner_text(_read_owner(path))}"
+        msg = f"another launcher uses {root}: {owner_text(read_owner(path))}"
         raise StagingError(msg, hint="stop that launcher, or use another slot and another --staging directory") from None
     except OSError as ex:
         os.close(fd)
@@ -113,7 +113,7 @@ def try_file_system(root: Path) -> None:
         raise StagingError(msg, hint=(None if ex.errno == errno.EPERM else hint_of(ex)) or _POSIX_HINT) from ex
 
 
-def _read_owner(path: Path) -> dict[str, Any]:
+def read_owner(path: Path) -> dict[str, Any]:
     """Return the owner from the lock file; empty while the owner is writing the file."""
     try:
         return read_json(path) or {}
@@ -139,6 +139,6 @@ def lock_owner(root: Path | str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        return None if try_lock(fd, is_shared=True) else _read_owner(path)
+        return None if try_lock(fd, is_shared=True) else read_owner(path)
     finally:
         os.close(fd)

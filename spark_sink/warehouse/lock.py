@@ -27,8 +27,8 @@ version for a while.
 ``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
 process ends, for whatever reason, its rights are free again as soon as its JVM has ended, too. After a SIGKILL the JVM lives for up
 to four seconds, and may still commit (`lock_file`). The JVM of a session that this program did not start does not hold the rights.
-Two appends, or two merges, exclude each other only within one process: run one pipeline on a warehouse. (`run` ensures this,
-because its launcher holds the staging directory's lock.) Other programs, like your own Spark jobs, do not know these rights.
+Two appends, or two merges, exclude each other only within one process. So there is one pipeline on a warehouse at a time, which has
+another lock, from its start to its end (`TableLock.own`). Other programs, like your own Spark jobs, do not know these rights.
 
 Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
 cannot starve it.
@@ -42,7 +42,9 @@ import threading
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from spark_sink.files.lock import open_alone, open_shared, wait_for_lock
+from spark_sink.files.lock import open_alone, open_shared, try_lock, wait_for_lock
+from spark_sink.staging.lock import is_own, owner_text, read_owner, sign
+from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,9 +69,25 @@ class TableLock:
     def __init__(self, root: Path) -> None:
         self._file = lock_file(root)
         self._wanted = self._file.with_name("tables-wanted.lock")
+        self._owner = self._file.with_name("pipeline.lock")
         self._appending = threading.Lock()
         self._merging = threading.Lock()
         self._recording_history = threading.Lock()
+
+    @contextmanager
+    def own(self, name: str) -> Iterator[None]:
+        """Be the one pipeline of the warehouse ``name``. Raises WarehouseError if there is another one, in any process."""
+        self._owner.parent.mkdir(parents=True, exist_ok=True)
+        with open_alone(self._owner) as fd:
+            if not try_lock(fd):
+                owner = read_owner(self._owner)
+                hint = "wait until that has ended, or stop it: one pipeline at a time writes the tables of a warehouse"
+                if is_own(owner):
+                    hint = "call its stop(), or wait() for its end; if you no longer have it, end the process"
+                who = "this process" if is_own(owner) else owner_text(owner)
+                raise WarehouseError(f"another pipeline writes the tables in {name}: {who}", hint=hint)
+            sign(fd)
+            yield
 
     @contextmanager
     def append(self) -> Iterator[bytes]:

@@ -13,6 +13,7 @@
     _cdcpipe/merges/NAME.json      a merge by Spark whose rows may not be counted yet (warehouse/unchecked_merges.py)
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (purged_changes.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
+    _cdcpipe/pipeline.lock         the lock of the one pipeline (warehouse/lock.py)
     _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/recorded_times.py)
     _cdcpipe/complete.json         the options of the last run with --available-now that did everything (pipeline/at_rest.py)
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments (CHECKPOINT)

@@ -1,5 +1,8 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +12,17 @@ from typing import Any
 import pytest
 
 from cdcpipe.errors import CdcpipeError
+from spark_sink.pipeline import fit
 from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.pipeline.rounds import Rounds
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse import gaps
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import WarehouseError
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
 
@@ -54,7 +61,7 @@ class Clock:
 class Query:
     """A query, and the stream that starts it. It ends with each of ``ends`` in turn, each time after 10 s."""
 
-    def __init__(self, clock: Clock, *ends: Exception | None) -> None:
+    def __init__(self, clock: Clock, *ends: BaseException | None) -> None:
         self._clock = clock
         self._ends = list(ends)
         self.timeouts: list[float | None] = []
@@ -87,7 +94,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
-    for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register")):
+    for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register"), (fit, "check_log")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
@@ -224,3 +231,99 @@ def test_a_source_that_ends_now_and_then_is_always_started_again() -> None:
     ends = SourceEnds()
     assert all(ends.warning(SparkError(KILLED), batches) for batches in range(30))
     assert [ends.warning(SparkError(KILLED), 29) is None for _ in range(10)] == [False] * 9 + [True]
+
+
+def test_one_pipeline_at_a_time_writes_the_tables(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that took up the same micro-batch had its changes in the tables twice."""
+    made = [pipeline(Query(clock), tmp_path, monkeypatch) for _ in range(2)]
+    with made[0] as running:
+        for refused in (made[1].start, made[1].process_available, running.start):
+            with pytest.raises(WarehouseError, match=r"another pipeline writes .*/warehouse: this process") as raised:
+                refused()
+            assert "call its stop()" in str(raised.value.hint)
+        made[1].stop()  # it has nothing to give free
+        with pytest.raises(WarehouseError, match="another pipeline"):
+            made[1].start()
+    made[1].start().stop()
+
+
+def test_a_pipeline_of_another_process_is_named(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; from spark_sink.warehouse.lock import TableLock\n"
+        "with TableLock(pathlib.Path(sys.argv[1])).own('shop'): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        named = f"writes the tables in shop: process {other.pid} on .* since 2"
+        with pytest.raises(WarehouseError, match=named) as raised, TableLock(tmp_path).own("shop"):
+            pass
+        assert "wait until that has ended, or stop it" in str(raised.value.hint)
+        assert other.stdin is not None
+        other.stdin.close()
+    with TableLock(tmp_path).own("shop"):
+        pass
+
+
+@pytest.mark.parametrize("end", ["an end", "an error", "a stop", "a failed start", "an error of a stop", "an interrupt"])
+def test_the_tables_are_free_when_a_pipeline_has_ended(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    ends = {"an error": Exception("anything"), "an interrupt": KeyboardInterrupt()}
+    made = pipeline(Query(clock, ends.get(end)), tmp_path, monkeypatch)
+
+    def is_free() -> bool:
+        try:
+            with TableLock(tmp_path / "warehouse").own("warehouse"):
+                return True
+        except WarehouseError:
+            return False
+
+    if end == "a failed start":
+        monkeypatch.setattr(made, "_stream", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made.start()
+    elif end == "an interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            made.process_available()
+    else:
+        made.start()
+        assert not is_free()
+        if end == "an end":
+            assert made.wait()
+        elif end == "an error":
+            with pytest.raises(CdcpipeError, match="anything"):
+                made.wait()
+        elif end == "a stop":
+            made.stop()
+        else:
+            monkeypatch.setattr(made, "_stop_query", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                made.stop()
+    assert is_free()
+
+
+def test_the_tables_are_not_free_while_a_merge_runs(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream has failed, and a round of merges takes longer."""
+    monkeypatch.setattr("spark_sink.pipeline.pipeline._NOTING_S", 0.01)
+    made, merged = pipeline(Query(clock, Exception("anything")), tmp_path, monkeypatch), threading.Event()
+    made._rounds = [Rounds("replicas", lambda: print(merged.wait(60)), 0.0, lambda _: None)]
+    made.start()
+    with pytest.raises(CdcpipeError, match="anything"):
+        made.wait()
+    with pytest.raises(WarehouseError, match="another pipeline"):
+        pipeline(Query(clock), tmp_path, monkeypatch).start()
+    merged.set()
+    made.stop()
+    pipeline(Query(clock), tmp_path, monkeypatch).start().stop()
+
+
+def test_the_tables_stay_owned_while_a_source_is_started_again(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pipeline(Query(clock, Exception(LATE)), tmp_path, monkeypatch).start()
+    assert not made.wait(25)
+    with pytest.raises(WarehouseError, match="another pipeline"):
+        pipeline(Query(clock), tmp_path, monkeypatch).start()
+    made.stop()
