@@ -117,12 +117,14 @@ class TableLock:
     def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Hold the right to write all tables alone. Raises InterruptedError once ``is_stopping`` is True while it waits."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with open_alone(self._wanted) as wanted, open_alone(self._file) as fd:
-            for each, path in ((wanted, self._wanted), (fd, self._file)):
-                wait_for_lock(each, path, is_stopping=is_stopping)
-            # Change the state first: a holder that is killed may have changed the tables, too.
-            os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
-            yield
+        with open_alone(self._wanted) as wanted:
+            wait_for_lock(wanted, self._wanted, is_stopping=is_stopping)
+            # Only now: this file may be the process's only one, and a thread that gave up would release what another thread has.
+            with open_alone(self._file) as fd:
+                wait_for_lock(fd, self._file, is_stopping=is_stopping)
+                # Change the state first: a holder that is killed may have changed the tables, too.
+                os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
+                yield
 
     @contextmanager
     def _shared(self) -> Iterator[bytes]:

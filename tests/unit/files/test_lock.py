@@ -58,6 +58,21 @@ def test_a_lock_of_a_killed_process_is_free_when_its_child_has_ended(tmp_path: P
     until(is_free, "the end of the child")
 
 
+@pytest.mark.parametrize("has_child", [False, True])
+def test_a_thread_that_gives_up_leaves_the_lock_with_another_thread(tmp_path: Path, has_child: bool) -> None:
+    """A snapshot copies several tables at once, and ^C ends the one that waits. The JVM still commits for the other one."""
+    path, tables = lock_file(tmp_path), TableLock(tmp_path)
+    if has_child:
+        share_with_child(path)
+    with tables.alone():
+        with pytest.raises(InterruptedError), tables.alone(lambda: True):
+            pass
+        with path.open() as other:
+            assert not try_lock(other.fileno(), is_shared=True)
+    with path.open() as other:
+        assert try_lock(other.fileno())
+
+
 def test_a_lock_goes_on_in_a_new_file(tmp_path: Path) -> None:
     """Also after somebody has removed the directory: other processes lock the new file."""
     path = tmp_path / "lock"
