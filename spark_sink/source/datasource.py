@@ -387,6 +387,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     """The reader of a stream. Its offsets are positions: ``{"format": 1, "position": "1:0/171F388"}``.
 
     Spark compares offsets as text, so each position has exactly one spelling.
+
+    Without the option ``start``, the offsets also have ``begin``, the position at which the stream began. Spark does not record it,
+    and asks again for it if it runs the first micro-batch again. By then the log may begin later.
     """
 
     def __init__(self, options: _Options, schema: StructType) -> None:
@@ -423,7 +426,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
                     break
             position = segment.end
         self._batch = begin, position
-        return _offset(position)
+        first = start.get("begin")
+        if first is None and self._options.start is None and position != begin:
+            first = str(begin if begin.lsn else segments[0].start)
+        return _offset(position, first)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         self._target = log_end(self._root) or Position(0, 0)
@@ -445,15 +451,18 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._options.partitions(read_offset(start), read_offset(end))
+        begin = read_offset(start)
+        if self._options.start is None and "begin" in end and "begin" not in start:  # the first micro-batch
+            begin = Position.parse(end["begin"])
+        return self._options.partitions(begin, read_offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         with without_values():
             yield from self._options.read(partition, self._schema)
 
 
-def _offset(position: Position) -> dict[str, Any]:
-    return {"format": OFFSET_FORMAT, "position": str(position)}  # keys sorted
+def _offset(position: Position, begin: str | None = None) -> dict[str, Any]:
+    return ({} if begin is None else {"begin": begin}) | {"format": OFFSET_FORMAT, "position": str(position)}  # keys sorted
 
 
 @functools.cache

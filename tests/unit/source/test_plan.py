@@ -18,6 +18,7 @@ from spark_sink.source import datasource
 from spark_sink.source.datasource import ENVELOPE_SCHEMA, CdcpipeDataSource, quote_table
 from spark_sink.staging import log_view
 from spark_sink.staging.log import Position, StagingError, epoch_numbers, read_chain
+from spark_sink.staging.readers import register_reader, remove_consumed
 from support.segments import Log, into
 from support.source_rows import A, fill, only, read, typed
 
@@ -79,6 +80,34 @@ def test_a_missing_segment_is_an_error(log: Log) -> None:
         made.partitions(start, end)
     with pytest.raises(StagingError, match=f"{path} cannot be read"):
         [list(made.read(part)) for part in parts]
+
+
+@pytest.mark.parametrize("removed", [1, 2])
+def test_the_first_batch_that_runs_again_is_the_same_batch(log: Log, removed: int) -> None:
+    """Spark asks for the start again. If a run had removed segments meanwhile, their rows were missing without a word."""
+    fill(log)
+
+    def made(**options: str) -> Any:
+        return CdcpipeDataSource({"path": str(log.root), **options}).streamReader(ENVELOPE_SCHEMA)
+
+    limit = ReadMaxBytes(1 if removed == 2 else 1 << 30)
+    start, end = made().initialOffset(), made().latestOffset(made().initialOffset(), limit)
+    planned = made().partitions(start, end)
+    next_end = made().latestOffset(end, ReadAllAvailable())
+    assert list(end) == list(next_end) == ["begin", "format", "position"]
+    assert (end["begin"], next_end["begin"]) == ("1:0/1000", "1:0/1000")
+    assert made().latestOffset(next_end, ReadAllAvailable()) == next_end
+    register_reader(log.root, "tables", Position(1, 0x1200) if removed == 1 else Position(2, 0x1400))
+    assert len(remove_consumed(log.root)) == removed
+    later = made().initialOffset()
+    assert later != start
+    with pytest.raises(StagingError, match="do not exist any more"):
+        made().partitions(later, end)
+    assert made().partitions(later, {**end, "begin": later["position"]}) != planned
+    # A stream that says where it begins, like that of the tables, goes on from there. So does one of an earlier version.
+    assert made(start=later["position"]).partitions(later, next_end)
+    assert made(start=later["position"]).latestOffset(later, ReadAllAvailable()) == later | {"position": "2:0/1500"}
+    assert made().partitions(later, {"format": 1, "position": "2:0/1500"})
 
 
 def test_offsets(log: Log) -> None:
@@ -161,7 +190,7 @@ def test_a_log_that_has_not_begun(log: Log, tmp_path: Path) -> None:
     fill(Log(tmp_path / "other"))
     shutil.copytree(tmp_path / "other", tmp_path / "empty", dirs_exist_ok=True)
     end = made.latestOffset(start, ReadAllAvailable())
-    assert end["position"] == "2:0/1500"
+    assert (end["begin"], end["position"]) == ("1:0/1000", "2:0/1500")
     assert len(made.partitions(start, end)) == 1
     with pytest.raises(StagingError, match="no such directory"):
         read(tmp_path / "nowhere")
