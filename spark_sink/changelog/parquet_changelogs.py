@@ -65,12 +65,19 @@ class ParquetChangelogs(Changelogs[Files]):
 
     def read(self, table: Table) -> DataFrame:
         """Read all appends, with all the columns that they have together. If a file is removed later, reading raises an error."""
-        path = self._warehouse.changelog(table)
-        found = appends.list_appends(path)
-        if not found:
+        path, schema = self._warehouse.changelog(table), self._columns_of(table)
+        while True:
+            # Spark lists the files here, and keeps this list. An append that has come since the columns were read may have others.
+            rows = self._spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(only(str(path)))
+            before, schema = schema, self._columns_of(table)
+            if schema == before:
+                return rows
+
+    def _columns_of(self, table: Table) -> StructType:
+        state = self.state(table)
+        if state is None:
             raise WarehouseError(f"there is no changelog of {table} in {self._warehouse.name}", hint=_STATUS_HINT)
-        reader = self._spark.read.schema(self._schema(path, found[-1])).option("recursiveFileLookup", "true")
-        return reader.parquet(only(str(path)))
+        return state.schema
 
     def open_files(self, table: Table, schema: StructType, before: Files | None = None) -> Files:  # noqa: ARG002
         """Create an empty directory for the files."""
