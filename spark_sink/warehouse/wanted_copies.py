@@ -6,25 +6,28 @@
     _cdcpipe/copies/NAME.json       the reasons for which a table needs a copy, and how often a copy has failed
 
 A reason has a position. Any complete snapshot of the table from this position or later settles it. So a reason that was noted
-before a kill is never lost, and a settled reason never comes back. `run` copies the tables (snapshot/healer.py). Only the process
-that runs the pipeline writes these files; every other process may read them.
+before a kill is never lost, and a settled reason never comes back. `run` copies the tables (snapshot/healer.py). The pipeline,
+``cdcpipe-spark snapshot`` and ``purge`` write these files, each under the lock ``_cdcpipe/copies.lock``. Every process may read
+them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.files.lock import open_alone, wait_for_lock
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.warehouse import WarehouseError, encode_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from spark_sink.warehouse.warehouse import Warehouse
@@ -95,9 +98,9 @@ class WantedCopy:
 def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Callable[[], float] = time.time) -> None:
     """Record that the table needs a copy from ``since_lsn`` or later. The reason has no values of rows. Durable at return.
 
-    It does nothing if the table has such a copy, or if the same is recorded already. Thread-safe.
+    It does nothing if the table has such a copy, or if the same is recorded already. Any thread of any process may call it.
     """
-    with _writing:
+    with _alone(house):
         if is_copied_since(house, table, since_lsn):
             return
         found = _read(house, _path(house, table)) or WantedCopy(table, ())
@@ -127,7 +130,7 @@ def waiting(house: Warehouse) -> list[WantedCopy]:
 
 def settle(house: Warehouse) -> None:
     """Remove the reasons that a copy has settled."""
-    with _writing:
+    with _alone(house):
         for path in (house.root / "_cdcpipe/copies").glob("*.json"):
             found = _read(house, path)
             if found is None:
@@ -146,17 +149,30 @@ def count_writes() -> int:
 
 def give_up(house: Warehouse, table: Table) -> None:
     """Remove all reasons of a table, which is not published any more."""
-    with _writing:
+    with _alone(house):
         _remove(_path(house, table))
 
 
 def record_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
     """Record that a copy of the table has failed. The message has no values of rows."""
-    with _writing:
+    with _alone(house):
         found = _read(house, _path(house, table))
         if found is not None:
             count = 1 if found.failures is None else found.failures.count + 1
             _write(house, replace(found, failures=Failures(count, now, message)))
+
+
+@contextmanager
+def _alone(house: Warehouse) -> Iterator[None]:
+    """Exclude all other writers of these files, so that none overwrites or removes what it has not read."""
+    with _writing, ExitStack() as held:
+        path = None
+        with suppress(WarehouseError):  # the locks of a warehouse in a store are where its staging directory is, which may be away
+            path = house.local_root() / "_cdcpipe/copies.lock"
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            wait_for_lock(held.enter_context(open_alone(path)), path)
+        yield
 
 
 def _unsettled(house: Warehouse, found: WantedCopy) -> WantedCopy:

@@ -10,6 +10,7 @@
     _cdcpipe/comments/NAME.json    the comments of the table and its columns (warehouse/comments.py)
     _cdcpipe/dropped/NAME.json     where the table was dropped (dropped_tables.py)
     _cdcpipe/copies/NAME.json      why the table needs a copy (warehouse/wanted_copies.py)
+    _cdcpipe/copies.lock           the lock for writing these (warehouse/wanted_copies.py)
     _cdcpipe/merges/NAME.json      a merge by Spark whose rows may not be counted yet (warehouse/unchecked_merges.py)
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (purged_changes.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)

@@ -1,17 +1,23 @@
 """The tables that need a copy: what is recorded, what a copy settles, and what stays."""
 
 import json
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spark_sink.files import lock
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.wanted_copies import Failures, Reason, WantedCopy, give_up, record_failure, settle, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
+from support.waiting import until
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 ORDERS, FRUIT = Table("public", "Orders"), Table("public", "fruit")
@@ -107,3 +113,36 @@ def test_a_damaged_record_is_named(house: Warehouse) -> None:
     with pytest.raises(WarehouseError, match="is damaged") as caught:
         waiting(house)
     assert "delete it" in (caught.value.hint or "")
+
+
+_HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("write", [settle, want, give_up, record_failure])
+def test_two_processes_do_not_write_at_the_same_time(
+    house: Warehouse, write: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A snapshot found a new reason while `run` settled the ones before, and removed the file with the new one."""
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
+    want(house, ORDERS, 100, "it was renamed", lambda: 1.0)
+    arguments: dict[Any, tuple[Any, ...]] = {want: (ORDERS, 200, "new"), give_up: (ORDERS,), record_failure: (ORDERS, "away", 2.0)}
+    command = [sys.executable, "-c", _HOLDER, house.root / "_cdcpipe/copies.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = waiting(house)
+        thread = threading.Thread(target=write, args=(house, *arguments.get(write, ())))
+        thread.start()
+        until(lambda: caplog.messages or not thread.is_alive(), "the wait for the other process")
+        assert "still waiting for the lock" in caplog.text
+        assert waiting(house) == before
+        other.stdin.close()
+        thread.join()
+    assert write is settle or waiting(house) != before
