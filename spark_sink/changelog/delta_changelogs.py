@@ -81,7 +81,9 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         places.make_directory(path)
         return DeltaFiles(found.schema, path, found.layout(), found)
 
-    def _commit(self, files: DeltaFiles, written: Sequence[WrittenFile], start: Position, end: Position) -> None:  # noqa: ARG002
+    def _commit(self, files: DeltaFiles, written: Sequence[WrittenFile], start: Position, end: Position) -> None:
+        if files.table.lsn > start.lsn:  # it was opened after the caller had asked how far it is, and has some of the changes
+            raise file_table.another_process(files.table.path)
         file_table.commit(files.table, written, end)
 
     def new_table(

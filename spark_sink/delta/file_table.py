@@ -47,6 +47,7 @@ __all__ = [
     "DeltaError",
     "FileTable",
     "Replaced",
+    "another_process",
     "columns_with_nulls",
     "commit",
     "define",
@@ -369,13 +370,17 @@ def _added(file: WrittenFile, table: FileTable, now_ms: int) -> dict[str, Any]:
     return added | {"stats": json.dumps(file.statistics(set(table.physical.names)))}
 
 
+def another_process(path: Path) -> DeltaError:
+    """Return the error for a changelog or replica that another process has brought further meanwhile."""
+    hint = "only one cdcpipe-spark run may use a warehouse: stop the other"
+    return DeltaError(f"another process writes changes to {path}", hint=hint)
+
+
 def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
     """Raise an error if our commit must not follow the commit ``commit`` of another program."""
     actions = [json.loads(line) for line in places.read_lines(commit)]
     if any(action.get("txn", {}).get("appId") == APPLICATION for action in actions):
-        raise DeltaError(
-            f"another process writes changes to {table.path}", hint="only one cdcpipe-spark run may use a warehouse: stop the other"
-        )
+        raise another_process(table.path)
     if is_alone or any(kind in action for action in actions for kind in _DEFINITIONS):
         raise ChangedError
 

@@ -222,6 +222,18 @@ def test_another_program_that_records_positions_is_an_error(table: FileTable) ->
         file_table.commit(table, [FILE], Position(1, 20))
 
 
+def test_a_changelog_that_another_process_has_brought_further_before_it_was_opened(table: FileTable) -> None:
+    """Both had taken up the same changes, and the changelog had them twice."""
+    no_spark: Any = None
+    changelogs = changelogs_of(no_spark, Warehouse(table.path.parent, "delta"))
+    file_table.commit(table, [FILE], Position(1, 20))
+    files = DeltaFiles(SCHEMA, table.path, Layout((), None), file_table.open_table(table.path))
+    with pytest.raises(DeltaError, match="another process writes"):
+        changelogs.commit_files(Table("public", "t"), files, [FILE], Position(1, 10), Position(1, 20), FILE.rows)
+    changelogs.commit_files(Table("public", "t"), files, [FILE], Position(1, 20), Position(1, 30), FILE.rows)
+    assert delta_log.newest_lsn(table.path) == 30
+
+
 @pytest.mark.parametrize("format", ["delta", "parquet"])
 def test_files_that_lack_rows_are_not_committed(tmp_path: Path, format: str) -> None:  # noqa: A002
     warehouse, name = Warehouse(tmp_path, format), Table("public", "t")

@@ -45,7 +45,7 @@ class House:
             file_table.commit(file_table.define(self.history, history_schema(SCHEMA), properties or {}), [], Position(1, 0))
         self.current: dict[tuple[int, int], tuple[Any, ...]] = {}
         self.ended: list[tuple[Any, ...]] = []
-        self.added = 0
+        self.added = self.reached = 0
 
     def commit(self, source: Source) -> None:
         """End a transaction of the source. Each key that it has touched ends a version, and begins one if it has a row."""
@@ -62,7 +62,7 @@ class House:
 
     def add(self, source: Source) -> None:
         """Append what is new to the changelog."""
-        start = self.added and source.changes[self.added - 1][7]
+        start, self.reached = self.reached, source.lsn
         new, self.added = source.changes[self.added :], len(source.changes)
         append(None, self.warehouse, new, SCHEMA, Position(1, start), Position(1, source.lsn))
 
@@ -124,7 +124,7 @@ def test_a_new_history(tmp_path: Path, has_copy: bool) -> None:
         house.commit(source)
         append(None, house.warehouse, [], SCHEMA, Position(1, 0), Position(1, 1))
         add_copy(None, house.warehouse, source.changes, 21, SCHEMA)
-        house.added = len(source.changes)
+        house.added, house.reached = len(source.changes), 1
     for _ in range(3):
         house.commit(source)
         for _ in range(9):
@@ -286,7 +286,7 @@ def test_columns_come_and_get_wider(tmp_path: Path) -> None:
     house.add(source)
     assert house.bring(source.lsn)
     source.update(1)
-    start, end = source.changes[house.added - 1][7], source.commit()
+    start, end = house.reached, source.commit()
     new = [(*row[:2], 1 << 40, *row[3:5], 5, *row[5:11], None, None, None) for row in source.changes[house.added :]]
     columns = {"case": IntegerType(), "id": IntegerType(), "a": LongType()}
     schema = typed_schema(struct(**columns, blob=SCHEMA["blob"].dataType, other=SCHEMA["other"].dataType, more=IntegerType()))
