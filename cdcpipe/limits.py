@@ -3,7 +3,7 @@
     limit_hint(OSError(errno.EMFILE, "Too many open files"))    # raise the limit of open files: ulimit -n (now 256)
     limit_hint(OSError(errno.ENOENT, "No such file or directory"))    # None
 
-libpq and the dynamic linker say such things in a text only.
+libpq, the dynamic linker and Arrow say such things in a text only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def limit_hint(error: BaseException) -> str | None:
         if isinstance(each, RuntimeError) and _NO_THREAD in str(each):
             threads = f"ulimit -u (now {_now(resource.RLIMIT_NPROC)}), or the limit of the container"
             return f"raise the limit of processes and threads: {threads}; or {_memory()}"
-        # libpq and the dynamic linker give a text only.
-        if isinstance(each, (ImportError, UnreachableError)) and (number := _named_in(str(each))):
+        # libpq and the dynamic linker give a text only, and so does Arrow for a file that it cannot map.
+        is_text = isinstance(each, (ImportError, UnreachableError)) or (isinstance(each, OSError) and each.errno is None)
+        if is_text and (number := _named_in(str(each))):
             return _hint_of(number)
     return None
 

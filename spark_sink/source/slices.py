@@ -32,6 +32,7 @@ __all__ = [
     "BATCH_ROWS",
     "BATCH_SPAN_BYTES",
     "MESSAGE_PREFIX_POS",
+    "TOGETHER",
     "UNIX_2000_US",
     "OpenSlice",
     "RelationVersion",
@@ -45,6 +46,8 @@ BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 64 << 20
 BATCH_SPAN_BYTES: Final = 1 << 30
 """The most bytes between the first and the last record of a batch: buffers.MAX_SPAN_BYTES minus one record of 1 GiB."""
+TOGETHER: Final = 8192
+"""The most slices of one task. Each open slice takes some KiB of memory, however small its segment is."""
 MESSAGE_PREFIX_POS: Final = 10
 """Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
 UNIX_2000_US: Final = 946_684_800_000_000
@@ -70,7 +73,7 @@ class Slice:
 def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes: int) -> list[list[Slice]]:
     """Divide slices among tasks. ``slices`` has each slice with its size.
 
-    A slice larger than ``part_bytes`` is cut. Small slices share a task, at most ``together_bytes`` in one.
+    A slice larger than ``part_bytes`` is cut. Small slices share a task, at most ``together_bytes`` and `TOGETHER` slices in one.
     """
     tasks: list[list[Slice]] = []
     room = 0
@@ -80,7 +83,7 @@ def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes:
             tasks += [[replace(piece, part=number, part_count=count)] for number in range(count)]
             room = 0
             continue
-        if size > room:
+        if size > room or len(tasks[-1]) == TOGETHER:
             tasks.append([])
             room = together_bytes
         tasks[-1].append(piece)
@@ -89,7 +92,7 @@ def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes:
 
 
 class OpenSlice:
-    """A slice whose segment is mapped and whose index is loaded. Several tables' readers share it, and what it has looked up."""
+    """A slice whose segment is there to read, and whose index is loaded. Several readers share it, and what it has looked up."""
 
     def __init__(self, piece: Slice) -> None:
         self._piece = piece

@@ -85,6 +85,10 @@ _SHORTEST: Final = {
     MESSAGE: 15,
 }
 
+_MAP_BYTES: Final = 64 << 10
+"""A file from this size on is mapped, a smaller one is read: a task has thousands of small segments at a time, and the system
+limits the maps of a process."""
+
 _SCAN_BYTES: Final = 1 << 20
 """How much of a segment is scanned at a time. The scanner needs a multiple of this in memory."""
 
@@ -162,19 +166,25 @@ _COLUMNS: Final = {"records": _RECORD_TYPE, "transactions": _TRANSACTION_TYPE, "
 
 
 def map_segment(path: Path) -> memoryview:
-    """Return the bytes of a segment as a memory map. Raises StagingError if the file does not exist."""
+    """Return the bytes of a segment, as a memory map if it is large. No file stays open. Raises StagingError if it is missing."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+        return _bytes_of(path)
     except OSError as ex:
         raise _unreadable(path, ex) from ex
+
+
+def _bytes_of(path: Path) -> memoryview:
+    with open(path, "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size < _MAP_BYTES:
+            return memoryview(file.readall())
+    with pa.memory_map(str(path)) as mapped:  # Python's mmap would keep the file open
+        return memoryview(mapped.read_buffer()).cast("B")
 
 
 def _unreadable(path: Path | str, error: OSError) -> StagingError:
     fitting = None if error.errno == errno.ENOENT else hint_of(error)
     hint = fitting or "a reader was behind the segments that were removed, or the disk is damaged"
-    return StagingError(f"segment {path} cannot be read: {error.strerror}", hint=hint)
+    return StagingError(f"segment {path} cannot be read: {error.strerror or error}", hint=hint)
 
 
 def build(path: Path | str, starts: Array | Sequence[int] | None = None, ends: Array | Sequence[int] | None = None) -> SegmentIndex:
@@ -435,8 +445,7 @@ def _read(segment: Path, size: int) -> SegmentIndex | None:
     Does not cast, because that imports pyarrow.compute, and readers that only count changes do not need it.
     """
     try:
-        with pa.memory_map(str(segment.with_suffix(".idx"))) as source:
-            data = source.read_buffer()
+        data = pa.py_buffer(_bytes_of(segment.with_suffix(".idx")))
         end = data.size - _CHECKSUM.size
         if end <= 0 or _CHECKSUM.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
             return None
@@ -450,7 +459,9 @@ def _read(segment: Path, size: int) -> SegmentIndex | None:
                 array = values.field(field.name)
                 if array.type != field.type:
                     return None
-                arrays[field.name] = array.to_numpy(zero_copy_only=False)
+                found = array.to_numpy(zero_copy_only=False)
+                # Arrow's objects of a small file take several times its bytes. Arrays of their own let go of them.
+                arrays[field.name] = found.copy() if data.size < _MAP_BYTES else found
     except (OSError, pa.ArrowException, LookupError, ValueError):
         return None
     return SegmentIndex(size=size, **arrays)

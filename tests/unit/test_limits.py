@@ -28,6 +28,7 @@ LIMITS = [
     (UnreachableError("no connection to the server: could not create socket: Too many open files"), "ulimit -n"),
     (UnreachableError("no connection to the server: could not create socket: Too many open files in system"), "fs.file-max"),
     (UnreachableError("no connection to the server: out of memory"), "ulimit -v"),
+    (OSError("Memory mapping file failed: Cannot allocate memory"), "ulimit -v"),
     (caused(OutputError("records can't be written"), os_error(errno.EMFILE)), "ulimit -n"),
     (caused(InitError("x"), UnreachableError("could not create socket: Too many open files")), "ulimit -n"),
 ]

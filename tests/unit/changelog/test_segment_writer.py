@@ -16,7 +16,7 @@ from spark_sink.changelog import writer as segment_writer
 from spark_sink.changelog.writer import Target
 from spark_sink.files.parquet import Layout
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
-from spark_sink.source.slices import OpenSlice, Slice, divide
+from spark_sink.source.slices import TOGETHER, OpenSlice, Slice, divide
 from spark_sink.staging.log import Segment
 from support.segments import Log, relation
 
@@ -143,6 +143,15 @@ def test_tasks_are_of_about_one_size() -> None:
         [(3, 2, 3)],
         [(4, 0, 1), (5, 0, 1)],
     ]
+
+
+def test_a_task_has_a_bounded_number_of_slices() -> None:
+    """Each open slice takes memory, however small its segment is."""
+    slices = [(Slice(str(number), 1, 0, 1), 1) for number in range(2 * TOGETHER + 1)]
+    tasks = divide(slices, 1 << 30, 1 << 30)
+    assert [len(task) for task in tasks] == [TOGETHER, TOGETHER, 1]
+    assert [piece for task in tasks for piece in task] == [piece for piece, _ in slices]
+    assert divide([], 1, 1) == []
 
 
 class LosesWorkers:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cdcpipe.pgoutput.messages import Begin, Commit, Delete, Insert, LogicalMessage, Origin, StreamStop, Truncate, Type
@@ -17,7 +18,7 @@ from spark_sink.staging import index as segment_index
 from spark_sink.staging.index import NO_TRANSACTION, _Builder, build, load
 from spark_sink.staging.log import StagingError
 from support.pgoutput_build import build as record
-from support.segments import COMMIT_TIME_US, Log, encode, relation, transaction
+from support.segments import COMMIT_TIME_US, Log, encode, into, relation, transaction
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -292,10 +293,43 @@ def test_a_limit_of_the_process_is_no_damage(segment: Path, monkeypatch: pytest.
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(mmap, "mmap", refuse)
+    monkeypatch.setattr(segment_index, "open", refuse, raising=False)
     with pytest.raises(StagingError, match="cannot be read: Too many open files") as caught:
         segment_index.map_segment(segment)
     assert "ulimit -n" in (caught.value.hint or "")
+
+
+def test_a_limit_of_memory_is_no_damage(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's error for a file that it cannot map has a text only."""
+
+    def refuse(*_: object) -> None:
+        raise OSError("Memory mapping file failed: Cannot allocate memory")
+
+    monkeypatch.setattr(segment_index, "_MAP_BYTES", 1)
+    monkeypatch.setattr(pa, "memory_map", refuse)
+    with pytest.raises(StagingError, match="cannot be read: Memory mapping file failed: Cannot allocate memory") as caught:
+        segment_index.map_segment(segment)
+    assert "ulimit -v" in (caught.value.hint or "")
+
+
+def test_open_segments_keep_no_files_open(tmp_path: Path) -> None:
+    """A task has thousands of small segments open at a time. The system limits the files, and the maps, of a process."""
+    log, described = Log(tmp_path), relation(1, "a", ("id", 25))
+    segments = [log.segment([into(described, b"1")], before=[described]) for _ in range(50)]
+    large = log.segment([into(described, b"x" * segment_index._MAP_BYTES)] * 20, before=[described])
+    indexes = [load(segment.path) for segment in [*segments, large]]  # these are built
+    before = len(os.listdir("/dev/fd"))
+    mapped = [segment_index.map_segment(segment.path) for segment in [*segments, large]]
+    loaded = [load(segment.path) for segment in [*segments, large]]
+    assert len(os.listdir("/dev/fd")) == before
+    assert [type(data.obj) for data in mapped] == [bytes] * len(segments) + [pa.Buffer]
+    assert all(
+        data.readonly and data == segment.path.read_bytes() for data, segment in zip(mapped, [*segments, large], strict=True)
+    )
+    for index, built in zip(loaded, indexes, strict=True):
+        assert_same(index, built)
+        # Arrow's objects do not stay with the index of a small segment.
+        assert all(getattr(index, field.name).base is None for field in fields(index) if field.name != "size")
 
 
 def test_boundaries_of_another_segment_are_refused(segment: Path) -> None:
