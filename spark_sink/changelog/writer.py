@@ -123,16 +123,15 @@ def _write_as_task(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[W
 
 def _write(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:
     """Write one file for each target that has changes in these slices. After an error there is none of these files."""
-    opened: dict[Slice, OpenSlice] = {}
+    opened: dict[tuple[int, int], OpenSlice] = {}
 
-    def open_beyond(piece: Slice, lsn: int) -> OpenSlice:
-        wanted = replace(piece, after_lsn=max(piece.after_lsn, lsn))
-        if wanted not in opened:
-            opened[wanted] = OpenSlice(wanted)
-        return opened[wanted]
+    def open_beyond(number: int, lsn: int) -> OpenSlice:
+        if (number, lsn) not in opened:
+            opened[number, lsn] = OpenSlice(replace(pieces[number], after_lsn=lsn))
+        return opened[number, lsn]
 
     def beyond(lsn: int) -> Iterator[OpenSlice]:
-        return (open_beyond(piece, lsn) for piece in pieces if piece.until_lsn > lsn)
+        return (open_beyond(number, max(piece.after_lsn, lsn)) for number, piece in enumerate(pieces) if piece.until_lsn > lsn)
 
     found: list[Written | None] = []
     try:
@@ -152,6 +151,8 @@ def _write_table(slices: Iterator[OpenSlice], target: Target) -> Written | None:
     incomplete_lsn = 0
     try:
         for opened in slices:
+            if target.relations is not None and not opened.describes(target.relations):
+                continue  # before there is a reader: it takes longer to make than what it would read
             for batch in _reader(opened, target).read():
                 if writer is None:
                     writer = FileWriter(target.directory, part_name(), target.layout)

@@ -173,6 +173,10 @@ class OpenSlice:
             found.setdefault((relation.namespace, relation.name), []).append(version)
         return found
 
+    def describes(self, tables: Iterable[tuple[str, str]]) -> bool:
+        """Tell whether the segment describes one of these tables, given by schema and name. It has no changes of any other."""
+        return any(table in self.versions for table in tables)
+
     @cached_property
     def changes(self) -> Mapping[int, Array]:
         """The numbers of the slice's Insert, Update and Delete records, by relation id."""
@@ -183,13 +187,14 @@ class OpenSlice:
         return dict(zip(ids.tolist(), np.split(record[order], first[1:]), strict=True)) if len(ids) else {}
 
     @cached_property
-    def truncates(self) -> Sequence[tuple[int, Truncate]]:
-        """The slice's Truncate records, each with its number."""
-        found = []
+    def truncates(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """The numbers of the slice's Truncate records by relation id, each with the relation's place in it."""
+        found: dict[int, list[tuple[int, int]]] = {}
         for record in self.records(b"T").tolist():
             message = self.message(record)
             assert isinstance(message, Truncate)
-            found.append((record, message))
+            for step, relation_id in enumerate(message.relation_ids):
+                found.setdefault(relation_id, []).append((record, step))
         return found
 
     def metadata(self, record: Array) -> dict[str, pa.Array]:

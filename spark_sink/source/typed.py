@@ -178,18 +178,17 @@ class TypedReader:
 
     def _truncates(self, versions: Sequence[RelationVersion]) -> pa.RecordBatch | None:
         """Return a row for each truncate of the table."""
-        found: list[int] = []
-        steps: list[int] = []
-        for record, message in self._slice.truncates:
-            for step, relation_id in enumerate(message.relation_ids):
-                if any(v.relation.relation_id == relation_id and v.first < record < v.last for v in versions):
-                    found.append(record)
-                    steps.append(step)
+        found = sorted(
+            (record, step)
+            for version in versions
+            for record, step in self._slice.truncates.get(version.relation.relation_id, ())
+            if version.first < record < version.last
+        )
         if not found:
             return None
-        records = np.array(found)
+        records, steps = np.array(found).T
         arrays = self._slice.metadata(records)
-        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[records] + np.array(steps, np.int32))
+        arrays["_cdc_ordinal"] = pa.array(self._slice.index.ordinal[records] + steps.astype(np.int32))
         arrays["_cdc_op"] = pa.array(["truncate"] * len(found))
         for name in ("_cdc_unchanged", "_cdc_exact"):
             if name in self._arrow_schema.names:

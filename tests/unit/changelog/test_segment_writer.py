@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from spark_sink.changelog.writer import Target
 from spark_sink.files.parquet import Layout
 from spark_sink.schema.types import MESSAGE_SCHEMA, merge_columns, typed_schema
 from spark_sink.source.slices import TOGETHER, OpenSlice, Slice, divide
+from spark_sink.source.typed import TypedReader
 from spark_sink.staging.log import Segment
 from support.segments import Log, relation
 
@@ -143,6 +145,37 @@ def test_tasks_are_of_about_one_size() -> None:
         [(3, 2, 3)],
         [(4, 0, 1), (5, 0, 1)],
     ]
+
+
+def test_the_work_is_for_the_tables_that_a_segment_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of a quiet database has tens of thousands of segments, and a reader takes longer to make than a change to write."""
+    log, described = Log(tmp_path / "log"), [relation(number, f"t{number}", ("id", 23)) for number in range(1, 31)]
+    segments = [log.segment([Insert(None, each.relation_id, (b"1",))], before=[each]) for each in described * 2]
+    segments.append(log.segment([Truncate(None, 0, tuple(each.relation_id for each in described))], before=described))
+    opened, readers = [], []
+    monkeypatch.setattr(segment_writer, "OpenSlice", lambda piece: opened.append(piece) or OpenSlice(piece))
+    monkeypatch.setattr(segment_writer, "TypedReader", lambda *how: readers.append(how[0]) or TypedReader(*how))
+    targets = [target(tmp_path / each.name, each) for each in described]
+    # The last table has the changes of its first segment.
+    targets[-1] = target(tmp_path / described[-1].name, described[-1], segments[len(described) - 1].end_lsn)
+    written = write(segments, targets)
+    assert len(opened) == len(segments)
+    assert len(readers) == 3 * len(described) - 1
+    for number, (each, of_table) in enumerate(zip(described, written, strict=True)):
+        found = [(row["col-_cdc_op"], row["col-_cdc_ordinal"]) for row in rows(tmp_path / each.name, of_table)]
+        assert found == [("insert", 0)] * (1 if each == described[-1] else 2) + [("truncate", number)]
+
+
+def test_truncates_of_a_table_that_was_made_anew_are_in_order(tmp_path: Path) -> None:
+    """Its OIDs have no order, so they are not the order of its changes."""
+    log, (first, second) = Log(tmp_path / "log"), [relation(number, "t", ("id", 23)) for number in (9, 4)]
+    bodies = [[first, Truncate(None, 0, (2, 9))], [second, Truncate(None, 0, (4, 2))], [Truncate(None, 0, (9, 4, 9))]]
+    described = target(tmp_path / "t", first)
+    described = replace(described, relations={("public", "t"): {4, 9}})
+    [written] = write([log.segment(*bodies, before=[relation(2, "b", ("id", 23))])], [described])
+    lsns = [log.end_lsn - 0x200, log.end_lsn - 0x100, *[log.end_lsn] * 3]
+    found = [(row["col-_cdc_end_lsn"], row["col-_cdc_ordinal"]) for row in rows(tmp_path / "t", written)]
+    assert found == list(zip(lsns, (1, 0, 0, 1, 2), strict=True))
 
 
 def test_a_task_has_a_bounded_number_of_slices() -> None:
