@@ -41,7 +41,7 @@ from spark_sink.spark import session
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs
-from spark_sink.staging.writer import check_source
+from spark_sink.staging.same_source import check_source
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
 
