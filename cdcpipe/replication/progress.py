@@ -250,15 +250,10 @@ class Progress:
             due_at = min(due_at, self._sent_at + self.status_interval_s)
         if not self.is_read:
             due_at = min(due_at, self._sent_at + UNREAD_INTERVAL_S)
-        if self._minds_silence:
+        if self.silence_limit_s > 0 and self.is_read:
             since = self.heard_at if self._asked_at == NEVER else self._asked_at
             due_at = min(due_at, since + self.silence_limit_s / 2)
         return due_at
-
-    @property
-    def _minds_silence(self) -> bool:
-        """Whether the server is asked after a silence. While nobody reads the socket, its answers would wait at the server."""
-        return self.silence_limit_s > 0 and self.is_read
 
     def is_lost(self, now: float) -> bool:
         """Tell whether the server has been silent for longer than the limit, the second half of it after it was asked.
@@ -280,7 +275,8 @@ class Progress:
         is_news = self.confirmed_lsn > self._told_lsn
         needs_no_opinion = self._reply_wanted and self.is_outstanding
         no_opinion = needs_no_opinion and not is_news
-        silent = self._minds_silence and now - self.heard_at >= self.silence_limit_s / 2
+        # While nobody reads the socket, the answers to questions would wait at the server.
+        silent = self.is_read and self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2
         if silent:
             self._asked_at = min(self._asked_at, now)
         self._sent_at = now

@@ -152,6 +152,7 @@ def test_the_first_look_only_records() -> None:
 def test_the_catalog_of_an_old_primary_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
     make_epoch(staging, 1, 0x100, system_id="7123", timeline=2)
+    house.open(list_epochs(staging)[0])
     server = found(table())
     monkeypatch.setattr(publication, "look", lambda *_: server)
     catalog = CatalogLook(LauncherConfig("slot", staging), house)

@@ -122,7 +122,7 @@ def test_before_a_gap_to_another_server_its_oids_tell_nothing(house: Warehouse, 
     monkeypatch.setattr("spark_sink.snapshot.catalog_look.list_epochs", lambda _: [epoch])
     described: dict[str, Any] = {"relation_id": LEAF, "schema": "public", "name": "another", "columns": [{"name": "id"}]}
     described |= {"primary_key": ["id"], "replica_identity": "d", "published_by": [7], "operations": ["insert"], "parts": []}
-    answer = SimpleNamespace(system_id="8", wal_lsn=9000, tables=(described,))
+    answer = SimpleNamespace(system_id="8", timeline=epoch.timeline, timeline_began_at={}, wal_lsn=9000, tables=(described,))
     monkeypatch.setattr(publication, "look", lambda *_: answer)
     for _ in range(2):
         assert CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
