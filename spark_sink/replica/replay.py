@@ -7,6 +7,7 @@ the rows so far whose keys it contains.
 from __future__ import annotations
 
 import logging
+from functools import reduce as fold
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
@@ -19,7 +20,7 @@ from spark_sink.replica.fills import filled
 from spark_sink.replica.former_masks import with_new_masks
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
-from spark_sink.schema.types import DELETED_AT
+from spark_sink.schema.types import DELETED_AT, keeps_values
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import WarehouseError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["LAST_LSN", "as_changes", "changes_of", "is_deleted", "replay", "replay_all", "without_unneeded"]
@@ -137,7 +138,8 @@ def with_former(
 
     ``former`` has the replica's rows at ``former_lsn``. If it is before the snapshot, the changes in between apply, as far as the
     changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
-    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added.
+    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added. If the key has another type
+    since a row came, nobody can tell whether the snapshot has the row again: it is added only if it was deleted before.
     """
     found, copied_lsn = None, snapshot_lsn - 1  # a replica that was beyond this snapshot before it came lacks it all the same
     if former_lsn < snapshot_lsn - 1:
@@ -155,6 +157,7 @@ def with_former(
         _logger.warning("%s: rows that were deleted before the table was copied are missing: it has lost its key", table)
         return rows
     piece = pieces[-1]
+    found = _without_uncertain(warehouse, table, changes, found, piece, snapshot_lsn)
     found = with_new_masks(warehouse, table, found, copied_lsn, piece.key)
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.
@@ -165,6 +168,61 @@ def with_former(
     there = rows.select(reduction.key_struct(rows, piece.columns).alias("_cdc_there"))
     found = found.join(there, F.col("_cdc_at") == F.col("_cdc_there"), "left_anti").drop("_cdc_at", "_cdc_number")
     return rows.unionByName(found).unionByName(keyless)
+
+
+def _without_uncertain(
+    warehouse: Warehouse, table: Table, changes: DataFrame, former: DataFrame, piece: Piece, snapshot_lsn: int
+) -> DataFrame:
+    """Leave out the existing rows of which a snapshot may have the key in another form. Warns if there are any.
+
+    A date as a timestamp has another text, and an earlier value is in another column. A new type may also give values another
+    text in the same column.
+    """
+    versions = [each for each in warehouse.versions(table) if each.end_lsn <= snapshot_lsn]
+    copy = next((each for each in reversed(versions) if each.snapshot and each.end_lsn == snapshot_lsn), None)
+    before = [each for each in versions if each.end_lsn < snapshot_lsn]
+    is_copy = (F.col("_cdc_end_lsn") == snapshot_lsn) & (F.col("_cdc_op") == "snapshot")
+    if copy is None or not before or before[-1].relation_id != copy.relation_id or changes.where(is_copy).isEmpty():
+        return former  # the rows are those of another table, or the copy has none
+    copied = (each for each in reversed(before) if each.snapshot and each.relation_id == copy.relation_id)
+    types = next(map(_types, copied), {})
+    forms = []
+    for names in piece.columns:
+        has_key = fold(lambda a, b: a | b, map(_has, names))
+        for number, name in copy.snapshot:
+            if name not in names:
+                continue
+            now, is_text = _types(copy).get(number), _is_masked(warehouse, table, copy, number)
+            if now is not None and not keeps_values(types.get(number, now), now, is_text=is_text):
+                forms.append(has_key)
+            elif len(names) > 1:
+                forms.append(has_key & ~_has(name))
+    if not forms:
+        return former
+    uncertain = fold(lambda a, b: a | b, forms) & ~is_deleted()
+    if former.where(uncertain).isEmpty():
+        return former
+    _logger.warning(
+        "%s: rows that were deleted before the table was copied may be missing: the key has another type since they came, "
+        "and nothing tells which of them the copy has again",
+        table,
+    )
+    return former.where(~uncertain)
+
+
+def _types(copy: Version) -> dict[int, tuple[int, int]]:
+    return {number: (type_id, modifier) for number, _, type_id, modifier in copy.described}
+
+
+def _is_masked(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
+    names = [name for each, name, *_ in copy.described if each == number]
+    return bool(warehouse.masks.kinds(table.schema, table.name, names))
+
+
+def _has(name: str) -> Column:
+    """Return an expression: whether a row in a changelog's layout has a value in this column."""
+    is_exact = F.coalesce(F.map_contains_key("_cdc_exact", name), F.lit(False))
+    return F.col(quote(name)).isNotNull() | is_exact
 
 
 def _last_copy(warehouse: Warehouse, table: Table, changes: DataFrame) -> int | None:
