@@ -283,6 +283,8 @@ class MicroBatch:
         self._server = server
         self._follower = follower
         self._names = names
+        self._counts: dict[int, Counter[Table]] = {}
+        """The numbers of changes beyond an LSN, for each LSN that was asked for."""
 
     def append(self) -> None:
         """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
@@ -404,15 +406,22 @@ class MicroBatch:
         if versions != state.versions:  # only now: a reader of a version finds the columns that it names
             warehouse.write_versions(table, versions)
             state.versions = versions
-        count = self.contents[table].count
-        if state.done_lsn > self._segments[0].start_lsn:  # this changelog already has some of the segments' changes
-            count = find(self._segments, state.done_lsn).by_table(self._home).get(table, Contents()).count
+        count = self._count(table, state.done_lsn)
         drops = [each for each in self._ddl if each.end_lsn > state.done_lsn and table in self._dropped(each)]
         relations = None if table == MESSAGES else self._relations(table)
         directory, masks = places.name(files.directory), warehouse.masks.with_key()
         target = Target(relations, files.schema, directory, files.layout, state.done_lsn, warehouse.types, masks)
         is_altered = before != (state.versions, files.schema)
         return _Append(table, count, target, drops, is_altered)
+
+    def _count(self, table: Table, done_lsn: int) -> int:
+        """Return how many changes the segments have for a table beyond an LSN. All tables that one snapshot has copied share it."""
+        if done_lsn <= self._segments[0].start_lsn:
+            return self.contents[table].count
+        if done_lsn not in self._counts:  # the changelogs already have some of the segments' changes
+            beyond = find((segment for segment in self._segments if segment.end_lsn > done_lsn), done_lsn)
+            self._counts[done_lsn] = Counter({home: each.count for home, each in beyond.by_table(self._home).items()})
+        return self._counts[done_lsn][table]
 
     @cached_property
     def _former_names(self) -> FormerNames:

@@ -17,7 +17,7 @@ from cdcpipe.pgoutput.messages import Relation, Truncate
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging import index as segment_index
-from spark_sink.staging.changes import changes_of, message_of
+from spark_sink.staging.changes import by_relation, changes_of, message_of
 from spark_sink.staging.filler import REPEATED_LSN
 
 if TYPE_CHECKING:
@@ -125,10 +125,9 @@ def _uses(segment: Segment, index: SegmentIndex, after_lsn: int) -> Iterator[tup
     data = segment_index.map_segment(segment.path)
     ids, records = changes_of(segment, index, data, after_lsn)
     described = np.flatnonzero(index.kind == segment_index.RELATION)
-    described_ids = index.relation_id[described]
-    for relation_id in np.unique(ids):
-        used = records[ids == relation_id]
-        descriptions = described[described_ids == relation_id]
+    descriptions_of = by_relation(index.relation_id[described], described)
+    for relation_id, used in by_relation(ids, records).items():
+        descriptions = descriptions_of[relation_id]
         # For each change, find the description before it. The index has checked that there is one.
         which = np.searchsorted(descriptions, used) - 1
         for number in np.unique(which):

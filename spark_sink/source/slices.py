@@ -15,6 +15,7 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Message, Relation, Truncate
 from spark_sink.source.server import Origin, fetch
 from spark_sink.staging import index as segment_index
+from spark_sink.staging.changes import by_relation
 from spark_sink.staging.index import RELATION, SegmentIndex, map_segment
 from spark_sink.staging.log import StagingError
 
@@ -181,10 +182,7 @@ class OpenSlice:
     def changes(self) -> Mapping[int, Array]:
         """The numbers of the slice's Insert, Update and Delete records, by relation id."""
         record = self.records(b"IUD")
-        relation_id = self.index.relation_id[record]
-        order = np.argsort(relation_id, kind="stable")
-        ids, first = np.unique(relation_id[order], return_index=True)
-        return dict(zip(ids.tolist(), np.split(record[order], first[1:]), strict=True)) if len(ids) else {}
+        return by_relation(self.index.relation_id[record], record)
 
     @cached_property
     def truncates(self) -> Mapping[int, Sequence[tuple[int, int]]]:

@@ -1,5 +1,6 @@
 """The order of what a micro-batch writes, without Spark."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,15 @@ import pytest
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Insert, Update
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.interface import ChangelogState
+from spark_sink.pipeline import micro_batch
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
-from spark_sink.staging.log import Position
+from spark_sink.schema.types import merge_columns, typed_schema
+from spark_sink.source.contents import Found, find
+from spark_sink.staging.log import Position, Segment
 from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -54,6 +59,35 @@ def test_a_version_comes_after_the_columns_that_it_names(tmp_path: Path, monkeyp
         later.append()
     assert house.versions(T) == [before]
     assert tables[T].versions == [before]
+
+
+def test_the_segments_are_read_once_for_all_tables_that_have_some_of_their_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An initial copy of thousands of tables lies amid the changes of a slot that was there before."""
+    house, log = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    tables, described = known_tables(house), [relation(number, f"t{number}", ("id", INT4)) for number in range(1, 9)]
+    whole = [[into(each, b"1") for each in described for _ in range(each.relation_id)] for _ in range(3)]
+    segments = [log.segment(whole[0], whole[1], before=described), log.segment(whole[2], before=described)]
+    batch = MicroBatch(tables, segments)
+    amid = (segments[0].start_lsn + segments[0].end_lsn) // 2
+    *first, last = described
+    done = {Table("public", each.name): amid for each in first} | {Table("public", last.name): segments[0].end_lsn}
+    tables.open(done)
+    for table, lsn in done.items():
+        tables[table].changelog = ChangelogState(typed_schema(merge_columns(None, [described[0]])), lsn)
+    reads, commits = [], []
+
+    def note(some: Iterable[Segment], lsn: int) -> Found:
+        reads.append((list(some), lsn))
+        return find(*reads[-1])
+
+    monkeypatch.setattr(micro_batch, "find", note)
+    monkeypatch.setattr(DeltaChangelogs, "commit_files", lambda *how: commits.append((how[1].name, how[-1])))
+    batch.append()
+    assert reads == [(segments, amid), (segments[1:], segments[0].end_lsn)]
+    assert commits[1:] == [(each.name, (2 if each != last else 1) * each.relation_id) for each in described]
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
