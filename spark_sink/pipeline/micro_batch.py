@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
 
 from cdcpipe.retry import RetryPolicy
@@ -60,7 +60,7 @@ from spark_sink.warehouse.wanted_copies import want as want_copy
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
@@ -294,7 +294,7 @@ class MicroBatch:
         add_described_uses(self.contents, self._ddl, self._tables.history, self._tables.names)
         self._tables.open(self.contents)
         self._take_back_copies()
-        self._tables.history.record_new(self.contents, self._fields, self._segments)
+        self._tables.history.record_new(self.contents, partial(self._fields, cache(self._columns)), self._segments)
         self._add_dropped()
         self._want_copies()
         try:
@@ -487,11 +487,11 @@ class MicroBatch:
         relations = (warehouse.typed(use.relation) for use in uses)
         return merge_columns(state.columns, relations, widen=warehouse.widens_columns, sanitize=warehouse.sanitizes_names)
 
-    def _fields(self, table: Table, use: Use) -> list[StructField] | None:
+    def _fields(self, columns_of: Callable[[Table], StructType], table: Table, use: Use) -> list[StructField] | None:
         """Return the changelog's column for each column of a relation.
 
         Returns None if the changelog began after the relation's last change, with a snapshot.
         """
         if use.last_lsn <= self._tables[table].done_lsn:
             return None
-        return assign_columns(self._columns(table), self._tables.warehouse.typed(use.relation))
+        return assign_columns(columns_of(table), self._tables.warehouse.typed(use.relation))

@@ -32,8 +32,10 @@ Columns of Parquet tables are not widened, because readers could not merge the s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
@@ -337,10 +339,13 @@ def merge_columns(
     attempt must find the same places for these.
     """
     merged = _Columns(columns or StructType())
-    described = [list(zip(column_names(relation), relation.columns, strict=True)) for relation in relations]
+    # A table that is made anew again and again has the same columns each time.
+    described = [
+        list(zip(column_names(first), first.columns, strict=True)) for _, (first, *_) in groupby(relations, attrgetter("columns"))
+    ]
     for number, named in enumerate(described, 1):
         for name, column in named:
-            merged.find_or_add(name, column, described[number:], widen=widen, sanitize=sanitize)
+            merged.find_or_add(name, column, islice(described, number, None), widen=widen, sanitize=sanitize)
     return StructType(merged.fields)
 
 
@@ -401,7 +406,7 @@ class _Columns:
         return field if field is not None and holds(field.dataType, kind) else None
 
     def find_or_add(
-        self, name: str, column: Column, later: Sequence[Iterable[tuple[str, Column]]], *, widen: bool, sanitize: bool
+        self, name: str, column: Column, later: Iterable[Iterable[tuple[str, Column]]], *, widen: bool, sanitize: bool
     ) -> None:
         """Widen the column's field, or add a field, if no field holds the column. ``later`` has the columns of later versions."""
         base, kind = self.base_name(name, column), spark_type(column)
@@ -417,7 +422,7 @@ class _Columns:
         self.fields.append(field)
         self._by_name[field.name.lower()] = field
 
-    def _is_place(self, wider: StructField, later: Sequence[Iterable[tuple[str, Column]]]) -> bool:
+    def _is_place(self, wider: StructField, later: Iterable[Iterable[tuple[str, Column]]]) -> bool:
         """Tell whether values of a narrower type go to this field: it has integers, or a later version of the column its type."""
         return wider.dataType in _INTEGERS or any(
             spark_type(column) == wider.dataType and self.base_name(name, column).lower() == wider.name.lower()

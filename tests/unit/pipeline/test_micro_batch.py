@@ -90,6 +90,25 @@ def test_the_segments_are_read_once_for_all_tables_that_have_some_of_their_chang
     assert commits[1:] == [(each.name, (2 if each != last else 1) * each.relation_id) for each in described]
 
 
+def test_the_columns_of_a_table_that_is_made_anew_again_and_again_are_merged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job drops and creates a table each minute, and `run` was down for a weekend: each of its OIDs is a new version."""
+    house, log = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    others = [relation(number, "t", ("id", INT4), ("a", INT4 if number < 9 else TEXT)) for number in range(1, 13)]
+    segment = log.segment(*[[each, into(each, b"1", b"2")] for each in others])
+    merges = []
+    monkeypatch.setattr(micro_batch, "merge_columns", lambda *how, **more: merges.append(how) or merge_columns(*how, **more))
+    tables = known_tables(house)
+    MicroBatch(tables, [segment]).append()
+    assert len(merges) == 2  # for the schema history, and for the changelog
+    columns = tables[T].columns
+    assert columns is not None
+    assert columns.names == ["id", "a", "a__string"]
+    assert len(house.versions(T)) == len(others)
+
+
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_a_first_copy_that_failed_does_not_count_once_the_stream_makes_the_changelog(tmp_path: Path, table_format: str) -> None:
     """Its rows are in no changelog. Its replica may be there: nothing else would tell that the table has changed since."""

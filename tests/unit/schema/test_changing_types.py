@@ -5,7 +5,8 @@ import random
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from spark_sink.schema.types import assign_columns, keeps_values, merge_columns
+from spark_sink.schema import types as schema_types
+from spark_sink.schema.types import assign_columns, column_names, keeps_values, merge_columns
 from support.oids import DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
 from support.segments import relation
 
@@ -149,3 +150,24 @@ def test_columns_keep_the_name_that_an_older_version_gave_them() -> None:
     columns = StructType([StructField("c", IntegerType()), StructField("c__bigint", LongType())])
     assert merge_columns(columns, [wide, narrow]) == columns
     assert [assign_columns(columns, version)[0].name for version in (narrow, wide)] == ["c", "c__bigint"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_descriptions_in_a_row_are_merged_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, calls = random.Random(seed), []
+    kinds = [INT4, INT8, INT2, TEXT, DATE, TIMESTAMP]
+    names = [("c",), ("c", "C"), ("c", "_cdc_c"), ("_metadata", "c")]
+    versions = [[(name, chosen.choice(kinds)) for name in chosen.choice(names)] for _ in range(chosen.randint(1, 6))]
+    versions = [each for number, each in enumerate(versions) if number == 0 or versions[number - 1] != each]
+    once = [relation(number, "t", *each) for number, each in enumerate(versions)]
+    again = [relation(100 + number, "t", *each) for number, each in enumerate(v for v in versions for _ in range(5))]
+    for widen in (True, False):
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(schema_types, "column_names", lambda each: calls.append(each) or column_names(each))
+            merged = merge_columns(None, again, widen=widen)
+        assert len(calls) == len(once)
+        assert merged == merge_columns(None, once, widen=widen)
+        with monkeypatch.context() as patch:  # the same with each of them
+            patch.setattr(schema_types, "groupby", lambda relations, _: ((each, [each]) for each in relations))
+            assert merged == merge_columns(None, again, widen=widen)
