@@ -128,13 +128,15 @@ def _versions(house: Warehouse, table: Table) -> Sequence[Version]:
 def rows_at(spark: SparkSession, house: Warehouse, table: Table, lsn: int, changes: DataFrame) -> DataFrame | None:
     """Return the rows of an LSN in the layout of the changelog ``changes``, from the stored history. None if it lacks them.
 
-    The changelog has all changes up to ``lsn``.
+    The changelog has all changes up to ``lsn``. The rows stay the same, also after a purge of the history.
     """
     changelog_lsn = house.format.lsn(house.changelog(table)) or lsn  # read first: the history may go on
-    found = stored_histories.facts(house, table)
-    if found is None or not found.has(lsn, house.versions(table), changelog_lsn):
-        return None
-    return as_changes(_valid_at(delta.read(spark, house.history(table)), changes, lsn), changes.schema)
+    with house.logs.newest(house.history(table)) as log:
+        found = stored_histories.facts_in(log)
+        if found is None or not found.has(lsn, house.versions(table), changelog_lsn):
+            return None
+        stored = delta.read_at(spark, log)
+    return as_changes(_valid_at(stored, changes, lsn), changes.schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from spark_sink.warehouse.formats import SPARK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spark_sink.delta.log import TableLog
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "copies_until", "facts", "first_properties", "properties", "wanted_lsn"]
+__all__ = ["HistoryFacts", "copies_until", "facts", "facts_in", "first_properties", "properties", "wanted_lsn"]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -80,15 +81,23 @@ def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, reached_lsn: int
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
     """Return the facts about a table's stored history; None if there is none."""
     with house.logs.newest(house.history(table)) as log:
-        if log.version < 0:
-            return None
-        found = log.metadata["configuration"]
-        copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
-        end = delta_log.newest(log.path)
-        is_noted = delta_log.RESTORED in found
-        is_restored = is_noted or (end is not None and end.is_restored)
-        after_lsn, forgets_lsn = int(LSN.parse(found.get(_AFTER, "0/0"))), delta_log.POSITION_RETENTION in found
-        return HistoryFacts(log.lsn or 0, after_lsn, copies, is_restored, is_noted, forgets_lsn)
+        return facts_in(log)
+
+
+def facts_in(log: TableLog) -> HistoryFacts | None:
+    """Return the facts about a history in the version up to which its log was read; None if there is no history.
+
+    Who reads rows by these facts reads them in this version: a purge may remove versions from the next one.
+    """
+    if log.version < 0:
+        return None
+    found = log.metadata["configuration"]
+    copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
+    end = delta_log.newest(log.path)
+    is_noted = delta_log.RESTORED in found
+    is_restored = is_noted or (end is not None and end.is_restored)
+    after_lsn, forgets_lsn = int(LSN.parse(found.get(_AFTER, "0/0"))), delta_log.POSITION_RETENTION in found
+    return HistoryFacts(log.lsn or 0, after_lsn, copies, is_restored, is_noted, forgets_lsn)
 
 
 def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:
