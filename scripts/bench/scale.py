@@ -168,6 +168,7 @@ def bring(point: Point, staging: Path, scratch: Path, runs: int) -> dict[str, fl
                 "replica_s": time.perf_counter() - started,
             }
         )
+        pipeline.stop()
     rows = delta_log.read_table(house.changelog(TABLE))
     if rows is None or rows.rows != point.rows:
         raise SystemExit(f"the changelog has {rows and rows.rows} rows, not {point.rows}")

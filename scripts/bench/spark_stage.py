@@ -36,6 +36,7 @@ NEVER_S = 86400.0
 def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Callable[[], None]]:
     """Return the stages in their order. Each one begins where the previous one ended."""
     warehouse, parquet = Warehouse(scratch / "delta", "delta"), scratch / "parquet"
+    started: list[Pipeline] = []
 
     def read() -> None:
         rows = spark.read.format("cdcpipe").option("table", str(TABLE)).load(str(staging))
@@ -48,11 +49,13 @@ def stages(spark: SparkSession, staging: Path, scratch: Path) -> dict[str, Calla
         pipeline = Pipeline(spark, staging, warehouse.root, replica_interval_s=NEVER_S).start(available_now=True)
         assert pipeline.query is not None
         pipeline.query.awaitTermination()  # without a last round of merges
+        started.append(pipeline)
 
     def replica_delta() -> None:
         lsn = delta_log.newest_lsn(warehouse.changelog(TABLE))
         assert lsn is not None
         merge.merge_changes(spark, warehouse, TABLE, Position(1, lsn))
+        started.pop().stop()  # there is nothing left to merge
 
     def tables_delta() -> None:
         shutil.rmtree(warehouse.root)

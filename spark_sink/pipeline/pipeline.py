@@ -185,12 +185,12 @@ class Pipeline:
     def start(self, *, available_now: bool = False) -> Self:
         """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once.
 
-        Raises WarehouseError if another pipeline owns the tables. This one owns them until `stop` has ended, or `wait` has returned
-        True, or has raised an error and no merge is running. Then it can be started again.
+        Raises WarehouseError if another pipeline has tables or log. This one has both until `stop` has ended, or `wait` returned
+        True, or raised an error and no merge is running. Then it can be started again.
         """
         fit.check_log(self.warehouse, self.staging)  # before the lock makes a directory
         with ExitStack() as owned:
-            owned.enter_context(self.lock.own(self.warehouse.name))
+            owned.enter_context(self.lock.own(self.warehouse.name, self.staging))
             self._available_now = available_now
             self._begin()
             self._owned = owned.pop_all()

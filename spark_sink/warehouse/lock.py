@@ -55,6 +55,22 @@ __all__ = ["TableLock", "lock_file"]
 _STATE_BYTES = 16
 
 
+@contextmanager
+def _owned(path: Path, what: str, rule: str) -> Iterator[None]:
+    """Hold a lock, and sign it. Raises WarehouseError, which says what another pipeline does, if that one holds it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open_alone(path) as fd:
+        if not try_lock(fd):
+            owner = read_owner(path)
+            if is_own(owner):
+                who, hint = "this process", "call its stop(), or wait() for its end; if you no longer have it, end the process"
+            else:
+                who, hint = owner_text(owner), f"wait until that has ended, or stop it: {rule}"
+            raise WarehouseError(f"another pipeline {what}: {who}", hint=hint)
+        sign(fd)
+        yield
+
+
 def lock_file(root: Path) -> Path:
     """Return the file whose lock the rights are; ``root`` is `Warehouse.local_root`.
 
@@ -75,18 +91,15 @@ class TableLock:
         self._recording_history = threading.Lock()
 
     @contextmanager
-    def own(self, name: str) -> Iterator[None]:
-        """Be the one pipeline of the warehouse ``name``. Raises WarehouseError if there is another one, in any process."""
-        self._owner.parent.mkdir(parents=True, exist_ok=True)
-        with open_alone(self._owner) as fd:
-            if not try_lock(fd):
-                owner = read_owner(self._owner)
-                hint = "wait until that has ended, or stop it: one pipeline at a time writes the tables of a warehouse"
-                if is_own(owner):
-                    hint = "call its stop(), or wait() for its end; if you no longer have it, end the process"
-                who = "this process" if is_own(owner) else owner_text(owner)
-                raise WarehouseError(f"another pipeline writes the tables in {name}: {who}", hint=hint)
-            sign(fd)
+    def own(self, name: str, staging: Path) -> Iterator[None]:
+        """Be the one pipeline of the warehouse ``name``, and of the log in ``staging``, which keeps segments for one warehouse.
+
+        Raises WarehouseError if there is another one, in any process.
+        """
+        with (
+            _owned(self._owner, f"writes the tables in {name}", "one pipeline at a time writes the tables of a warehouse"),
+            _owned(staging / "readers/tables.lock", f"reads the log in {staging}", "another warehouse needs its own slot and log"),
+        ):
             yield
 
     @contextmanager

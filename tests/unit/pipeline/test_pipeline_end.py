@@ -247,22 +247,34 @@ def test_one_pipeline_at_a_time_writes_the_tables(clock: Clock, tmp_path: Path, 
     made[1].start().stop()
 
 
+def test_one_pipeline_at_a_time_reads_a_log(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log keeps segments for one warehouse. A second one let those be removed that the first one still needed."""
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    other = Pipeline(made.spark, tmp_path / "staging", tmp_path / "other")
+    elsewhere = Pipeline(made.spark, tmp_path / "log", tmp_path / "third")
+    with made, elsewhere, pytest.raises(WarehouseError, match=r"another pipeline reads the log in .*/staging: this process"):
+        other.start()
+    with other:
+        pass
+
+
 def test_a_pipeline_of_another_process_is_named(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys; from spark_sink.warehouse.lock import TableLock\n"
-        "with TableLock(pathlib.Path(sys.argv[1])).own('shop'): print('held', flush=True); sys.stdin.read()"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "with TableLock(root).own('shop', root / 'staging'): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         named = f"writes the tables in shop: process {other.pid} on .* since 2"
-        with pytest.raises(WarehouseError, match=named) as raised, TableLock(tmp_path).own("shop"):
+        with pytest.raises(WarehouseError, match=named) as raised, TableLock(tmp_path).own("shop", tmp_path):
             pass
         assert "wait until that has ended, or stop it" in str(raised.value.hint)
         assert other.stdin is not None
         other.stdin.close()
-    with TableLock(tmp_path).own("shop"):
+    with TableLock(tmp_path).own("shop", tmp_path):
         pass
 
 
@@ -275,7 +287,7 @@ def test_the_tables_are_free_when_a_pipeline_has_ended(
 
     def is_free() -> bool:
         try:
-            with TableLock(tmp_path / "warehouse").own("warehouse"):
+            with TableLock(tmp_path / "warehouse").own("warehouse", tmp_path / "staging"):
                 return True
         except WarehouseError:
             return False
