@@ -36,6 +36,7 @@ cannot starve it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import threading
@@ -68,7 +69,10 @@ def _owned(path: Path, what: str, rule: str) -> Iterator[None]:
                 who, hint = owner_text(owner), f"wait until that has ended, or stop it: {rule}"
             raise WarehouseError(f"another pipeline {what}: {who}", hint=hint)
         sign(fd)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child process that has been forked meanwhile, and has the file open
 
 
 def lock_file(root: Path) -> Path:

@@ -1,5 +1,6 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cdcpipe.errors import CdcpipeError
+from spark_sink.files.lock import try_lock
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
@@ -276,6 +278,18 @@ def test_a_pipeline_of_another_process_is_named(tmp_path: Path) -> None:
         other.stdin.close()
     with TableLock(tmp_path).own("shop", tmp_path):
         pass
+
+
+def test_a_forked_child_does_not_keep_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook may have a pool of processes, and each Popen forks for a moment."""
+    of_child: list[int] = []
+    monkeypatch.setattr("spark_sink.warehouse.lock.try_lock", lambda fd: of_child.append(os.dup(fd)) or try_lock(fd))
+    for _ in range(2):
+        with TableLock(tmp_path).own("shop", tmp_path):
+            pass
+    assert len(of_child) == 4
+    for fd in of_child:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("end", ["an end", "an error", "a stop", "a failed start", "an error of a stop", "an interrupt"])
