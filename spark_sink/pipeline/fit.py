@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "begin_keeping_deleted",
     "behind_gap",
+    "check_checkpoint",
     "check_copies",
     "check_log",
     "check_tables",
@@ -87,6 +88,16 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
             f" to {removed}: the warehouse is an older copy",
             hint="restore a newer copy of the warehouse; or move this one away, and let run begin the tables anew with a copy of"
             " their rows: --snapshot initial",
+        )
+
+
+def check_checkpoint(house: Warehouse, checkpoint: Path, start: Position | None, position: Position) -> None:
+    """Raise WarehouseError if a micro-batch of the checkpoint begins beyond the position of the tables."""
+    if start is not None and start.lsn > position.lsn:
+        raise WarehouseError(
+            f"the checkpoint {checkpoint} is at {start}, the tables in {house.name} at {position}",
+            hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from where the"
+            " tables are",
         )
 
 

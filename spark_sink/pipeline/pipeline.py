@@ -51,7 +51,7 @@ from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
-from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -449,12 +449,7 @@ class Pipeline:
         """Write the changes of the log in (start, end] to the tables, except those that the tables already have."""
         position = self._progress.position
         assert position is not None
-        if start is not None and start.lsn > position.lsn:
-            raise WarehouseError(
-                f"the checkpoint {self.checkpoint} is at {start}, the tables in {self.warehouse.name} at {position}",
-                hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from "
-                "where the tables are",
-            )
+        fit.check_checkpoint(self.warehouse, self.checkpoint, start, position)
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
