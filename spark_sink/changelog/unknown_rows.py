@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.masks import HASH, NO_MASKS
-from spark_sink.schema.types import keeps_values
+from spark_sink.schema.casts import keeps_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -25,13 +25,14 @@ from cdcpipe.masks import HASH
 from spark_sink.changelog.earlier_values import fields_by_name, fills_after_snapshot, fills_between, shared_names
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.changelog.retyped import retyped, retyped_since_copy
+from spark_sink.schema.casts import is_printed_otherwise
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Fill, Table, gone_columns
-from spark_sink.schema.types import assign_columns, is_printed_otherwise, original_name, plain_name
+from spark_sink.schema.types import assign_columns, original_name, plain_name
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
 

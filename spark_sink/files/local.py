@@ -30,6 +30,7 @@ __all__ = [
     "check_usable",
     "fsync_directory",
     "local_directory",
+    "nameable",
     "named",
     "open_file",
     "parse_json",
@@ -53,7 +54,7 @@ class DamagedFileError(CdcpipeError):
 
 
 def local_directory(path: Path | str, what: str) -> Path:
-    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty, a URL or not UTF-8.
+    """Return the absolute path of ``what``, a directory; raise InvalidArgumentsError if ``path`` is empty or a URL.
 
     Taken as a path, ``s3a://bucket/lake`` would be a directory ``s3a:`` of this machine. An empty text, often a shell variable that
     is not set, would be the current directory. The returned path has no ``..``, which Hadoop removes from the text, also behind a
@@ -67,23 +68,22 @@ def local_directory(path: Path | str, what: str) -> Path:
             hint="give a path; only a warehouse can be in an object store",
         )
     absolute = Path(path).absolute()
-    _check_text(absolute, what)
     if ".." not in absolute.parts and absolute.root == "/":
         return absolute
     shortened, resolved = Path(os.path.normpath(f"/{absolute.relative_to(absolute.root)}")), absolute.resolve()
     return shortened if shortened.resolve() == resolved else resolved
 
 
-def _check_text(path: Path, what: str) -> None:
-    """Raise InvalidArgumentsError if Arrow and Java would not name ``path`` as Python does: they take UTF-8, Python any bytes."""
+def nameable(path: Path, what: str) -> Path:
+    """Return the path of ``what``; raise InvalidArgumentsError if it is not UTF-8: Arrow and Java can't name it, as Python can."""
     text, encoding = str(path), sys.getfilesystemencoding()
     if text.isascii():
-        return
+        return path
     hint = "give another path"
     if encoding != "utf-8":
         hint = f"set LC_ALL=C.UTF-8 and PYTHONUTF8=1; Python takes the names of files as {encoding} here"
     elif _is_utf8(text):
-        return
+        return path
     raise InvalidArgumentsError(f"{text!a}: the path of {what} is not UTF-8 text", hint=hint)
 
 

@@ -101,7 +101,9 @@ def place(given: Path | str, what: str = "this") -> Path:
     """
     match = _URL.match(given) if isinstance(given, str) else None
     if match is None:
-        return local.local_directory(given, what) if isinstance(given, str) or is_local(given) else given
+        if isinstance(given, str) or is_local(given):
+            return local.nameable(local.local_directory(given, what), what)
+        return given
     text = str(given)
     extra = _EXTRAS.get(match[1])
     if extra is None:

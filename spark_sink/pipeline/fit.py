@@ -96,8 +96,8 @@ def check_checkpoint(house: Warehouse, checkpoint: Path, start: Position | None,
     if start is not None and start.lsn > position.lsn:
         raise WarehouseError(
             f"the checkpoint {checkpoint} is at {start}, the tables in {house.name} at {position}",
-            hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from where the"
-            " tables are",
+            hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from where"
+            " the tables are",
         )
 
 

@@ -20,7 +20,8 @@ from spark_sink.replica.fills import filled
 from spark_sink.replica.former_masks import with_new_masks
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
-from spark_sink.schema.types import DELETED_AT, keeps_values
+from spark_sink.schema.casts import keeps_values
+from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import WarehouseError

@@ -15,10 +15,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_sink.schema.casts import is_printed_otherwise
 from spark_sink.schema.types import (
     as_typed,
     assign_columns,
-    is_printed_otherwise,
     merge_columns,
     split_schema,
     typed_schema,

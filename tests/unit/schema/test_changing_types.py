@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from spark_sink.schema import types as schema_types
-from spark_sink.schema.types import assign_columns, column_names, keeps_values, merge_columns
+from spark_sink.schema.casts import keeps_values
+from spark_sink.schema.types import assign_columns, column_names, merge_columns
 from support.oids import DATE, FLOAT4, FLOAT8, INT2, INT4, INT8, NUMERIC, TEXT, TIMESTAMP, TIMESTAMPTZ
 from support.segments import relation
 
