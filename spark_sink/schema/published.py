@@ -68,9 +68,10 @@ class PublishedTables:
     def identity(self, relation: Relation) -> tuple[str, ...]:
         """Return the columns of the replica identity, also those that are not published; empty if they are not known.
 
-        They are not if the table has other columns now. Its identity may have got one of the new columns since.
+        They are not if the table has other columns now. Its identity may have got one of the new columns since. An answer from
+        before the description will not do: another identity leaves the published columns as they are.
         """
-        found = self._described(relation)
+        found = self._described(relation, is_of_now=True)
         return () if found is None or not _has_columns(found, relation) else tuple(found.get("identity") or ())
 
     def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
