@@ -98,10 +98,15 @@ def _write(house: Warehouse, gaps: Iterable[TablesGap]) -> None:
 
 def record(house: Warehouse, epochs: Iterable[Epoch]) -> None:
     """Record the gaps of the log. Call this before changes from after a gap come to the tables."""
+    epochs = list(epochs)
+    others = {epoch.start: epoch.former_system_id for epoch in epochs}
     with _WRITING:
-        gaps = read(house)
-        if new := unrecorded(gaps, epochs):
-            _write(house, [*gaps, *new])
+        known = read(house)
+        # An older cdcpipe has not recorded the former server.
+        found = [each if each.is_other_server else replace(each, former_system_id=others.get(each.start)) for each in known]
+        found += unrecorded(known, epochs)
+        if found != known:
+            _write(house, found)
 
 
 def unrecorded(known: Iterable[TablesGap], epochs: Iterable[Epoch]) -> list[TablesGap]:

@@ -71,6 +71,18 @@ def test_a_gap_before_another_server_says_so(tmp_path: Path) -> None:
     ]
 
 
+def test_a_gap_that_an_older_version_has_recorded_gets_the_former_server(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    epoch = replace(EPOCH, number=2, start_lsn=200, gap=Gap(100, "the slot was gone", 0.0, 0.0), former_system_id="7")
+    gaps.record(house, [replace(epoch, former_system_id=None)])
+    gaps.record_healed(house, 400)
+    gaps.record(house, [epoch])
+    assert [(each.former_system_id, each.healed_lsn) for each in gaps.read(house)] == [("7", 400)]
+    gaps.record(house, [replace(EPOCH, number=3, start_lsn=300)])
+    assert [each.former_system_id for each in gaps.read(house)] == ["7"]
+
+
 def test_oids_end_where_another_server_begins(tmp_path: Path) -> None:
     house = Warehouse(tmp_path, "delta")
     house.open(EPOCH)
