@@ -69,9 +69,9 @@ class PublishedTables:
         """Return the columns of the replica identity, also those that are not published; empty if they are not known.
 
         They are not if the table has other columns now. Its identity may have got one of the new columns since. An answer from
-        before the description will not do: another identity leaves the published columns as they are.
+        before the description will do only if the catalog can't be asked: the published columns stay when the identity changes.
         """
-        found = self._described(relation, is_of_now=True)
+        found = self._described(relation, is_of_now=True) or self._described(relation)
         return () if found is None or not _has_columns(found, relation) else tuple(found.get("identity") or ())
 
     def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
