@@ -63,20 +63,19 @@ def _is_same_table(previous: Relation, description: TableDescription, place: tup
 def _relation_before(
     place: tuple[int, int], description: TableDescription, contents: Contents | None, history: SchemaHistory
 ) -> tuple[tuple[int, int], Relation | None]:
-    """Return the stream's description of the table before a place, and where it was used last."""
+    """Return the stream's description of the table before a place, and where it was used last, as far as these segments tell."""
     uses = [] if contents is None else contents.uses
     before = [use for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id]
     if before:
         return (before[-1].end_lsn, before[-1].ordinal), before[-1].relation
     version = history.version(description.relation_id, (place[0], place[1] - 1))
-    return (place, None) if version is None else (version.place, version.relation)
+    return ((place[0], -1), None) if version is None else (version.place, version.relation)
 
 
 def _copied_before(
-    description: TableDescription, home: Table, previous: Relation | None, place: tuple[int, int], history: SchemaHistory
+    description: TableDescription, home: Table, previous: Relation | None, before: tuple[int, int], history: SchemaHistory
 ) -> tuple[set[int], bool] | None:
-    """Do the same as `Descriptions.numbers_before` for a table that a snapshot has copied, and that has not been altered since."""
-    before = place[0], -1
+    """Do the same as `Descriptions.numbers_at` for a table that a snapshot has copied, and that has not been altered since."""
     copied = history.copied(home, description.relation_id, before)
     if copied is None or copied.facts is None:
         return None
@@ -99,8 +98,10 @@ def _columns_before(
 
     ``previous`` is what the stream has said of the table, at ``told_at``. Its changes so far are in ``home``.
     """
-    before = None if previous is None else history.captured.numbers_before(previous, place)
-    before = before or _copied_before(description, home, previous, place, history)
+    # What a transaction does before the last change of the table counts: the stream has described the table after it.
+    since = max(told_at, (place[0], -1))
+    before = None if previous is None else history.captured.numbers_at(previous, since)
+    before = before or _copied_before(description, home, previous, since, history)
     if before is None and previous is not None:
         # Of a column that is neither in the stream nor dropped, nobody knows whether it is new, or not published.
         until_next = history.captured.numbers_until_next(previous, told_at)

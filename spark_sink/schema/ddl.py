@@ -311,7 +311,7 @@ class Descriptions:
         return tuple(first.get(number, ColumnFacts(number, None, is_filled=True)) for number in sorted(found[0]))
 
     def numbers_until_next(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
-        """Do the same as `numbers_before`, but for a description that applies from ``place``, from the next captured command.
+        """Do the same as `numbers_at`, but for a description that applies from ``place``, from the next captured command.
 
         Its message has the columns that were there before: those that it has dropped, and all others but new ones. They count as
         all only if none of the others may be new.
@@ -344,12 +344,12 @@ class Descriptions:
             (*(column.facts.number for column in known.descriptions[index].columns), *known.dropped[index]), default=0
         )
 
-    def numbers_before(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
-        """Return the numbers of the columns that a description from the stream had before ``place``, and whether these are all.
+    def numbers_at(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
+        """Return the numbers of the columns that a description from the stream has at ``place``, and whether these are all.
 
-        Returns None if this was not captured. ``place`` is that of a command; what its transaction did before does not count.
+        Returns None if this was not captured.
         """
-        description = self.in_force(relation.relation_id, (place[0], -1))
+        description = self.in_force(relation.relation_id, place)
         found = None if description is None else description.columns_of(relation)
         if description is None or found is None:
             return None

@@ -75,6 +75,24 @@ def test_only_the_last_command_of_a_transaction_counts() -> None:
     assert [columns for _, columns in uses({}, ADDED, again, known=INSTALLED, relation=table("id a"))] == ["id a b", "id c b"]
 
 
+def test_a_command_after_a_change_in_the_same_transaction() -> None:
+    """The usual migration: ADD COLUMN, UPDATE, DROP COLUMN, RENAME. The stream describes the table amid it."""
+    added, column = (
+        ddl(10, 0, described("id=1 a=2 b=3 n=4", key=["id"])),
+        {"type": "table column", "oid": 1, "number": 2, "column": "a"},
+    )
+    dropped = ddl(10, 1, described("id=1 b=3 n=4", key=["id"]), kind="drop", dropped=[column])
+    renamed = ddl(10, 1, described("id=1 b=3 a=4", key=["id"]))
+    known = ddl(1, 0, described("id=1 a=2 b=3", key=["id"]), kind="installed")
+    expected = [((10, 0), "id a b n"), ((10, 1), "id b a")]
+    for before in [known, ddl(1, 0)]:
+        contents = {T: Contents(1, 10, [Use(10, 0, table("id a b n"), 10)])}
+        assert uses(contents, added, dropped, renamed, known=before, relation=table("id a b")) == expected
+    # A command before the change was not captured.
+    contents = {T: Contents(1, 10, [Use(10, 0, table("id a b n"), 10)])}
+    assert uses(contents, ddl(10, 0, kind="failure"), dropped, renamed, known=known, relation=table("id a b")) == expected[:1]
+
+
 def test_changes_in_the_same_segments() -> None:
     contents = {T: Contents(2, 30, [Use(7, 0, table("id a"), 8), Use(30, 0, table("id a b"), 30)])}
     found = uses(contents, ADDED, known=INSTALLED, relation=None)

@@ -97,7 +97,7 @@ def test_a_gap_of_the_log_ends_what_was_described() -> None:
     found.add((20, 0), message(described("id=1 a=2'7", key=["id"])))  # the last one before the gap
     before = table("id a")
     assert [found.primary_key(before, place) for place in [(15, 0), (20, 9), (21, 0), (40, 0)]] == [("id",), ("id",), None, None]
-    assert found.facts(before, (40, 0)) is found.numbers_before(before, (21, 0)) is None
+    assert found.facts(before, (40, 0)) is found.numbers_at(before, (21, -1)) is None
     assert [found.covers(*places) for places in [((11, 0), (20, 0)), ((11, 0), (30, 0)), ((25, 0), (30, 0))]] == [
         True,
         False,
