@@ -5,11 +5,13 @@ renamed column, a default. So a command counts as a use of the table's new descr
 
 A transaction has one such use of a table, with what the last of its commands left. No use is made where the captured description is
 not all that the stream will say: for a table that has had no change yet, unless a snapshot has copied it; for one that goes on in
-other tables under another name, or that has generated columns. (A publication may have these or not.)
+other tables under another name, or that has generated columns. (A publication may have these or not.) Nor is one made for a key
+with a column that is neither known to be published nor new.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdcpipe.pgoutput.messages import Column, Relation
@@ -19,7 +21,7 @@ from spark_sink.source.contents import Contents, Use
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, MutableMapping
 
-    from spark_sink.changelog.history import SchemaHistory
+    from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.ddl import TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.source.ddl import Ddl
@@ -29,27 +31,39 @@ __all__ = ["add_described_uses"]
 _KINDS = ("command", "drop")
 
 
+@dataclass(slots=True)
+class _Commands:
+    """What a transaction's commands did to a table: its last description, the place of that, and the numbers of dropped columns."""
+
+    place: tuple[int, int]
+    description: TableDescription
+    dropped: set[int] = field(default_factory=set)
+
+
 def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[Ddl], history: SchemaHistory, names: Names) -> None:
     """Add a use to the contents of each table that a transaction's commands have changed.
 
     The history has the captured DDL, and ``names`` has the names that it has given to tables.
     """
-    last: dict[tuple[int, int], tuple[Ddl, TableDescription]] = {}
+    found: dict[tuple[int, int], _Commands] = {}
     for each in ddl:
-        if each.message.kind in _KINDS:
-            last |= {(each.end_lsn, table.relation_id): (each, table) for table in each.message.tables}
-    for each, description in last.values():
-        home = names.shown(names.home(description.relation_id, description.table, each.place))
-        told_at, previous = _relation_before(each.place, description, contents.get(home), history)
-        if previous is not None and not _is_same_table(previous, description, each.place, names):
+        for table in each.message.tables if each.message.kind in _KINDS else ():
+            commands = found.setdefault((each.end_lsn, table.relation_id), _Commands(each.place, table))
+            commands.place, commands.description = each.place, table
+            commands.dropped |= each.message.dropped_columns.get(table.relation_id, {}).keys()
+    for commands in found.values():
+        place, description = commands.place, commands.description
+        home = names.shown(names.home(description.relation_id, description.table, place))
+        told_at, previous = _relation_before(place, description, contents.get(home), history)
+        if previous is not None and not _is_same_table(previous, description, place, names):
             continue
-        before = _columns_before(description, home, previous, told_at, each.place, history)
+        before = _columns_before(commands, home, previous, told_at, history)
         relation = None if before is None else _relation(description, *before)
         if relation is None or relation == previous:
             continue
-        found = contents.setdefault(home, Contents())
-        found.uses = sorted([*found.uses, Use(*each.place, relation, each.end_lsn)], key=lambda use: (use.end_lsn, use.ordinal))
-        found.last_lsn = max(found.last_lsn, each.end_lsn)
+        changed = contents.setdefault(home, Contents())
+        changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: (use.end_lsn, use.ordinal))
+        changed.last_lsn = max(changed.last_lsn, place[0])
 
 
 def _is_same_table(previous: Relation, description: TableDescription, place: tuple[int, int], names: Names) -> bool:
@@ -72,47 +86,50 @@ def _relation_before(
     return ((place[0], -1), None) if version is None else (version.place, version.relation)
 
 
-def _copied_before(
-    description: TableDescription, home: Table, previous: Relation | None, before: tuple[int, int], history: SchemaHistory
+def _columns_before(
+    commands: _Commands, home: Table, previous: Relation | None, told_at: tuple[int, int], history: SchemaHistory
 ) -> tuple[set[int], bool] | None:
-    """Do the same as `Descriptions.numbers_at` for a table that a snapshot has copied, and that has not been altered since."""
-    copied = history.copied(home, description.relation_id, before)
-    if copied is None or copied.facts is None:
+    """Return the numbers of the columns that the stream had before commands, and whether it has all that there are after them.
+
+    Returns None if the numbers are not certain.
+
+    ``previous`` is what the stream has said of the table, at ``told_at``. Its changes so far are in ``home``.
+    """
+    # What a transaction does before the last change of the table counts: the stream has described the table after it.
+    since, captured = max(told_at, (commands.place[0], -1)), history.captured
+    copied = history.copied(home, commands.description.relation_id, since)
+    if copied is not None and (previous is None or copied.place > told_at):
+        previous, told_at = copied.relation, copied.place
+    if previous is None:
         return None
-    if history.as_copied(home, copied.relation if previous is None else previous, before) is None:
+    told = captured.numbers_at(previous, since)
+    if told is None and history.as_copied(home, previous, since) is not None:
+        told = _copied_before(commands.description, copied)
+    before = told or captured.numbers_until_next(previous, told_at)
+    if before is None or before[1]:
+        return before
+    # A column of which nothing else tells whether it is new, or not published: PostgreSQL drops no column that a publication lists,
+    # unless it takes the table out of the publication. So if a published one was dropped, all are published.
+    if not before[0].isdisjoint(commands.dropped) and captured.keeps_lists(told_at, commands.place):
+        return before[0], True
+    return told
+
+
+def _copied_before(description: TableDescription, copied: SchemaVersion | None) -> tuple[set[int], bool] | None:
+    """Do the same for a table that a snapshot has copied, and that has not been altered since."""
+    if copied is None or copied.facts is None:
         return None
     numbers = {fact.number for fact in copied.facts}
     # A publication with a list of columns lacks some. It will not have the new ones either.
     return numbers, all(column.facts.number in numbers or column.facts.number > max(numbers) for column in description.columns)
 
 
-def _columns_before(
-    description: TableDescription,
-    home: Table,
-    previous: Relation | None,
-    told_at: tuple[int, int],
-    place: tuple[int, int],
-    history: SchemaHistory,
-) -> tuple[set[int], bool] | None:
-    """Return the numbers of the columns that the stream had before ``place``, and whether these are all; None if not certain.
-
-    ``previous`` is what the stream has said of the table, at ``told_at``. Its changes so far are in ``home``.
-    """
-    # What a transaction does before the last change of the table counts: the stream has described the table after it.
-    since = max(told_at, (place[0], -1))
-    before = None if previous is None else history.captured.numbers_at(previous, since)
-    before = before or _copied_before(description, home, previous, since, history)
-    if before is None and previous is not None:
-        # Of a column that is neither in the stream nor dropped, nobody knows whether it is new, or not published.
-        until_next = history.captured.numbers_until_next(previous, told_at)
-        before = until_next if until_next is not None and until_next[1] else None
-    return before
-
-
 def _relation(description: TableDescription, numbers: Container[int], is_whole: bool) -> Relation | None:
     """Return what the stream will say of the table; None if that is not certain. See `_columns_before` for the numbers."""
     if any(column.is_generated for column in description.columns):
         return None
+    if not is_whole and description.replica_identity != "f" and not all(number in numbers for number in description.identity):
+        return None  # a key with a column that may be new, or not published
     columns = [column for column in description.columns if is_whole or column.facts.number in numbers]
     return Relation(
         None,

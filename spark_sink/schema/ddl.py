@@ -121,6 +121,8 @@ class DdlMessage:
     """The OIDs of the types that the command concerns, and of their arrays."""
     dropped_columns: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
     """The dropped columns of each table: by the table's OID, and the column's number."""
+    is_of_publication: bool = False
+    """Whether the command concerns a publication, or has taken a table out of one."""
 
 
 def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
@@ -133,19 +135,21 @@ def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
     if value is None:
         raise ValueError(_NOT_OURS)
     try:
+        tag, dropped = str(value.get("tag") or ""), value.get("dropped", ())
         return DdlMessage(
             str(value["kind"]),
-            str(value.get("tag") or ""),
+            tag,
             _text(value.get("statement")),
             tuple(map(TableDescription.of, value.get("tables", ()))),
-            {_table(each): _within(_OIDS, each["oid"]) for each in value.get("dropped", ()) if each["type"] == "table"},
+            {_table(each): _within(_OIDS, each["oid"]) for each in dropped if each["type"] == "table"},
             None
             if (found := value.get("rewritten")) is None
             else (_within(_OIDS, found["oid"]), _table(found), tuple(map(str, found["reasons"]))),
             frozenset(
                 _within(_OIDS, oid) for each in value.get("types", ()) for oid in (each["oid"], each["array"]) if oid is not None
             ),
-            _dropped_columns(value.get("dropped", ())),
+            _dropped_columns(dropped),
+            tag.endswith("PUBLICATION") or any(each["type"] == "publication relation" for each in dropped),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as ex:
         raise ValueError(_NOT_OURS) from ex
@@ -232,6 +236,8 @@ class Descriptions:
         """Where the capture was removed, or failed. What was described before may have changed since, without a message."""
         self._gaps: list[Place] = []
         """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
+        self._publications: list[Place] = []
+        """Where publications may have got other columns."""
         self._servers: list[Place] = []
         """Those of the gaps behind which the log has the changes of another server."""
         self.is_off = False
@@ -283,6 +289,8 @@ class Descriptions:
             self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:
             self._ends.append(place)
+        if said.is_of_publication:
+            self._publications.append(place)
 
     def forget_dropped(self, until_lsn: int) -> None:
         """Forget the tables that were dropped up to an LSN. Call this when nobody asks for places up to there any more."""
@@ -374,6 +382,11 @@ class Descriptions:
         if begin == len(self._places) or bisect_right(self._gaps, self._places[begin]) > gaps:
             return False
         return self._kinds[begin] not in (_BEGIN, *_ENDS)
+
+    def keeps_lists(self, start: Place, until: Place) -> bool:
+        """Tell whether no publication has got another list of columns between two places, as far as the messages tell."""
+        changed = bisect_right(self._publications, until) > bisect_right(self._publications, start)
+        return not changed and self.covers(start, until)
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""

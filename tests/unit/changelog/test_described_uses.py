@@ -142,6 +142,60 @@ def test_the_first_command_tells_what_was_there_before() -> None:
     assert uses({}, removed, dropped, again, known=nothing, relation=relation) == []
 
 
+def dropping(place: int, columns: str, **more: Any) -> Ddl:
+    """Return the message of a command that dropped column a, the second one."""
+    column = {"type": "table column", "oid": 1, "number": 2, "column": "a"}
+    return ddl(place, 0, described(columns, key=["id"]), kind="drop", **{"dropped": [column], **more})
+
+
+def test_a_dropped_column_tells_that_the_publication_has_no_list() -> None:
+    """PostgreSQL refuses to drop a column that is in a list of columns."""
+    nothing, relation = ddl(1, 0), table("id a b")
+    # One command drops the column and adds another one.
+    once = dropping(10, "id=1 b=3 a=4"), ddl(10, 0, described("id=1 b=3 a=4", key=["id"]))
+    assert uses({}, *once, known=nothing, relation=relation) == [((10, 0), "id b a")]
+    # After the first command nobody knows whether c is new, or not published.
+    first = ddl(10, 0, described("id=1 a=2 b=3 c=4", key=["id"]))
+    again = dropping(20, "id=1 b=3 c=4"), ddl(20, 0, described("id=1 b=3 c=4 a=5", key=["a"]))
+    contents: dict[Table, Contents] = {}
+    assert uses(contents, first, *again, known=nothing, relation=relation) == [((20, 0), "id b c a")]
+    assert [column.name for column in contents[T].uses[0].relation.columns if column.is_key] == ["a"]
+    # It was not published.
+    hidden = dropping(20, "id=1 b=3 c=4"), ddl(20, 0, described("id=1 x=3 c=4", key=["id"]))
+    assert uses({}, first, *hidden, known=nothing, relation=table("id b")) == [((20, 0), "id x")]
+
+
+@pytest.mark.parametrize(
+    "told", [ddl(15, 0, tag="ALTER PUBLICATION"), ddl(20, 0, tag="ALTER PUBLICATION"), ddl(15, 0, kind="failure"), None]
+)
+def test_a_column_that_is_dropped_while_no_publication_has_the_table(told: Ddl | None) -> None:
+    nothing, relation = ddl(1, 0), table("id a b")
+    first = ddl(10, 0, described("id=1 a=2 b=3 secret=4", key=["id"]))
+    out = {"type": "publication relation", "oid": 7, "number": None, "schema": "public", "name": "t", "column": None}
+    column = {"type": "table column", "oid": 1, "number": 2, "column": "a"}
+    dropped = dropping(20, "id=1 b=3 secret=4", dropped=[column] if told is not None else [column, out])
+    messages = [first, *([told] if told is not None else []), dropped]
+    assert "secret" not in str(uses({}, *messages, known=nothing, relation=relation))
+
+
+def test_the_newer_one_of_stream_and_copy_counts() -> None:
+    nothing, known = ddl(1, 0), table("id a b")
+    added = ddl(10, 0, described("id=1 a=2 b=3 c=4", key=["id"]))
+    renamed = ddl(20, 0, described("id=1 x=2 b=3 c=4", key=["id"]))
+    snapshot = SchemaVersion(15, 0, table("id a b c"), numbered(table("id a b c"), catalog("id=1 a=2 b=3 c=4"), None))
+    assert uses({}, renamed, known=added, relation=known, snapshot=snapshot) == [((20, 0), "id x b c")]
+    assert uses({}, added, renamed, known=nothing, relation=known) == [((20, 0), "id x b")]
+
+
+def test_a_key_that_may_not_be_published() -> None:
+    """A version without a key would stop the replica."""
+    added, nothing = ddl(10, 0, described("id=1 a=2 k=3", key=["id"])), ddl(1, 0)
+    assert uses({}, added, ddl(20, 0, described("id=1 x=2 k=3", key=["k"])), known=nothing, relation=table("id a")) == []
+    assert uses({}, added, ddl(20, 0, described("id=1 x=2 k=3", key=["id"])), known=nothing, relation=table("id a")) == [
+        ((20, 0), "id x")
+    ]
+
+
 def test_a_table_that_goes_on_under_another_name() -> None:
     u = Table("public", "u")
     after = ddl(10, 2, described("id=1 b=2", key=["id"], name="u"))
