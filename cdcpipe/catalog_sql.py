@@ -63,6 +63,7 @@ WITH RECURSIVE publication AS (
 SELECT n.relation AS relation_id, bool_or(n.pubupdate) AS has_updates, bool_or(n.pubdelete) AS has_deletes,
     bool_or(n.pubinsert) AS has_inserts, bool_or(n.pubtruncate) AS has_truncates,
     coalesce(array_agg(DISTINCT a.attnum ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{{}}') AS numbers,
+    bool_or({list} IS NOT NULL) AS has_list,
     {filters} AS filters
 FROM named n {details}
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = n.relation AND a.attnum > 0 AND NOT a.attisdropped
@@ -112,6 +113,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
 
     - ``relation_id``;
     - ``numbers``: the ``attnum`` of the published columns;
+    - ``has_list``: whether a publication lists them, so that a new column is not published;
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
       is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.

@@ -104,7 +104,7 @@ def _columns_before(
         return None
     told = captured.numbers_at(previous, since)
     if told is None and history.as_copied(home, previous, since) is not None:
-        told = _copied_before(commands.description, copied)
+        told = _copied_before(copied)
     before = told or captured.numbers_until_next(previous, told_at)
     if before is None or before[1]:
         return before
@@ -115,13 +115,12 @@ def _columns_before(
     return told
 
 
-def _copied_before(description: TableDescription, copied: SchemaVersion | None) -> tuple[set[int], bool] | None:
+def _copied_before(copied: SchemaVersion | None) -> tuple[set[int], bool] | None:
     """Do the same for a table that a snapshot has copied, and that has not been altered since."""
     if copied is None or copied.facts is None:
         return None
-    numbers = {fact.number for fact in copied.facts}
-    # A publication with a list of columns lacks some. It will not have the new ones either.
-    return numbers, all(column.facts.number in numbers or column.facts.number > max(numbers) for column in description.columns)
+    # A publication with a list of columns does not have the new ones either. Numbers don't tell: it may lack the last column.
+    return {fact.number for fact in copied.facts}, copied.is_whole
 
 
 def _relation(description: TableDescription, numbers: Container[int], is_whole: bool) -> Relation | None:

@@ -95,6 +95,8 @@ class SchemaVersion:
     ordinal: int
     relation: Relation
     facts: tuple[ColumnFacts, ...] | None
+    is_whole: bool = False
+    """Whether a snapshot tells that no publication had a list of the table's columns."""
 
     @property
     def place(self) -> Place:
@@ -327,7 +329,8 @@ def _copied(table: Table, versions: Sequence[Version], relation_id: int, place: 
         if version.described and version.relation_id == relation_id and version.place <= place:
             columns = tuple(Column(0, name, type_id, modifier) for _, name, type_id, modifier in version.described)
             facts = tuple(ColumnFacts(number, None, is_filled=True) for number, *_ in version.described)
-            return SchemaVersion(*version.place, Relation(None, relation_id, table.schema, table.name, "d", columns), facts)
+            relation = Relation(None, relation_id, table.schema, table.name, "d", columns)
+            return SchemaVersion(*version.place, relation, facts, version.is_whole)
     return None
 
 

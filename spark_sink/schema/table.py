@@ -134,6 +134,7 @@ class Version:
       PostgreSQL, and their names in the changelog.
     - ``described`` has these columns as PostgreSQL described them: number, name, type id, type modifier. Snapshots
       of older versions of cdcpipe lack it.
+    - ``is_whole`` is set if no publication had a list of the table's columns at the snapshot. Snapshots of older versions lack it.
     - ``gone`` names the changelog's columns that the table does not have any more. A replica does not have them either
       (changelog/gone_columns.py). A snapshot has none: `gone_columns` says which columns are gone then.
     """
@@ -147,6 +148,7 @@ class Version:
     snapshot: tuple[tuple[int, str], ...] = ()
     gone: tuple[str, ...] = ()
     described: tuple[tuple[int, str, int, int], ...] = ()
+    is_whole: bool = False
 
     @property
     def place(self) -> Place:
@@ -179,6 +181,7 @@ class Version:
             "snapshot": [list(column) for column in self.snapshot],
             "gone": list(self.gone),
             "described": [list(column) for column in self.described],
+            "is_whole": self.is_whole,
         }
 
     @classmethod
@@ -194,6 +197,7 @@ class Version:
             tuple((int(number), str(name)) for number, name in value.get("snapshot", ())),
             tuple(map(str, value.get("gone", ()))),
             tuple((int(n), str(name), int(kind), int(modifier)) for n, name, kind, modifier in value.get("described", ())),
+            bool(value.get("is_whole", False)),
         )
 
 

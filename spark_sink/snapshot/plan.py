@@ -61,6 +61,7 @@ _CANCELED: Final = re.compile(r"canceling statement due to [a-z ]+")
 _TABLES: Final = """
 SELECT json_build_object(
     'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', to_json(w.filters),
+    'has_list', w.has_list,
     'columns', (
         SELECT json_agg(json_build_object(
             'number', a.attnum, 'name', a.attname, 'type_id', a.atttypid::int8, 'type_modifier', a.atttypmod,
@@ -193,6 +194,8 @@ class TablePlan:
     """How to select each column."""
     identity: tuple[str, ...] = ()
     """The columns of the replica identity, also those that are not published; empty with FULL and NOTHING."""
+    is_whole: bool = False
+    """Whether no publication has a list of the table's columns: then it publishes new ones, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +367,7 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
         condition=None if filters is None else f"({' OR '.join(f'({each})' for each in filters)})",
         chunks=tuple(chunks),
         identity=tuple(value["identity_columns"] or ()),
+        is_whole=not value["has_list"],
         row_estimate=sum(max(int(part["rows"]), 0) for part in value["parts"] or ()),
     )
 

@@ -215,6 +215,7 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
             (number, column.name, column.type_id, column.type_modifier)
             for number, column in zip(plan.numbers, plan.described, strict=True)
         ),
+        is_whole=plan.is_whole,
     )
 
 

@@ -368,6 +368,7 @@ def test_the_published_columns_are_those_of_the_stream(source: Source) -> None:
     assert tables["whole"].primary_key == ("id",)
     assert tables["nokey"].primary_key == ()
     assert tables["deferred"].primary_key == ()
+    assert {name for name, table in tables.items() if not table.is_whole} == {"listed"}
 
 
 def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> None:
@@ -382,7 +383,7 @@ def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> N
         )
         made.take()
         table = made.tables()["t"]
-        assert table.primary_key == ("id",)
+        assert (table.primary_key, table.is_whole) == (("id",), True)
         assert [(column.name, column.is_key) for column in table.relation.columns] == [("id", True), ("v", False)]
         assert [(row["id"], row["v"]) for row in made.rows(table)] == [(1, "x"), (2, None)]
         part = made.tables()["part"]
