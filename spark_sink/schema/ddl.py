@@ -95,14 +95,17 @@ class TableDescription:
     def columns_of(self, relation: Relation) -> list[_Column] | None:
         """Return the columns of a description from the stream; None if this is not the table that it describes.
 
-        The stream may lack columns, because a publication does not have all.
+        The stream may lack columns, because a publication does not have all. It has them in the order of their numbers. So another
+        order tells that a column was dropped, and another one added with its name and type.
         """
         known = {column.name: column for column in self.columns}
         found = [known.get(column.name) for column in relation.columns]
         looks = [None if each is None else (each.type_id, each.type_modifier) for each in found]
         if looks != [(column.type_id, column.type_modifier) for column in relation.columns]:
             return None
-        return [each for each in found if each is not None]
+        columns = [each for each in found if each is not None]
+        numbers = [column.facts.number for column in columns]
+        return columns if numbers == sorted(numbers) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ def test_a_description_is_in_force_until_the_next_one() -> None:
     assert found.facts(replace(after, relation_id=2), (30, 0)) is None
 
 
-@pytest.mark.parametrize("columns", ["id a x", "id c", "id:20 a"])
+@pytest.mark.parametrize("columns", ["id a x", "id c", "id:20 a", "a id"])
 def test_a_table_that_changed_without_a_message(columns: str) -> None:
+    """The last one: id was dropped, and added again."""
     found = Descriptions()
     found.add((10, 0), message(described("id=1 a=2", key=["id"])))
     assert found.facts(table(columns), (11, 0)) is None
