@@ -35,6 +35,8 @@ _SAME_TEXTS: Final = re.compile(
     r"\s*ALTER\s+TYPE\b[^;]*\b(ADD\s+VALUE|RENAME\s+TO|OWNER\s+TO|SET\s+SCHEMA)\b[^;]*;?\s*", re.IGNORECASE | re.DOTALL
 )
 """A statement that is one ALTER TYPE after which all values have the texts that they had."""
+_CUT_BYTES: Final = 10_000
+"""The event triggers cut a longer text to as many characters. (With SQL_ASCII a character is a byte.)"""
 
 
 def tables_with_unknown_rows(
@@ -53,7 +55,7 @@ def tables_with_unknown_rows(
         yield names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason
     for each in ddl:
         message = each.message
-        if message.tag == "ALTER TYPE" and message.types and not _SAME_TEXTS.fullmatch(message.statement or ""):
+        if message.tag == "ALTER TYPE" and message.types and not _is(_SAME_TEXTS, message.statement):
             for home in tables_with(message.types, each.place, names):
                 yield names.shown(home), each.end_lsn, "ALTER TYPE changed the texts of values"
 
@@ -72,7 +74,7 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, mas
             if "default" in reasons:
                 yield each, relation_id, table, f"{message.tag} computed a default for each row"
             elif "type" in reasons and not (
-                _CAST_ALONE.fullmatch(message.statement or "")
+                _is(_CAST_ALONE, message.statement)
                 and _keeps_values(known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]), masks)
             ):
                 yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
@@ -83,10 +85,15 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, mas
             known = known_before(relation_id, each.end_lsn)
             before[relation_id] = description
             is_altered = message.tag == "ALTER TABLE" and message.kind == "command"
-            may_be_attached = not _NO_ATTACH.fullmatch(message.statement or "")
+            may_be_attached = not _is(_NO_ATTACH, message.statement)
             if is_altered and (may_be_attached if known is None else _parent(known) != _parent(description)):
                 for number, table in _ancestors(description.partition_of, descriptions, each.place):
                     yield each, number, table, f"{description.table} was attached to it"
+
+
+def _is(pattern: re.Pattern[str], statement: str | None) -> bool:
+    """Tell whether a whole statement is of the pattern's form. Of a text that may be cut, nobody knows what its end was."""
+    return statement is not None and len(statement.encode()) < _CUT_BYTES and pattern.fullmatch(statement) is not None
 
 
 def _next(relation_id: int, ddl: Iterable[Ddl]) -> TableDescription | None:

@@ -47,6 +47,17 @@ def test_rewrites(why: list[str], statement: str | None, needs: bool) -> None:
     assert [each[:2] for each in found] == ([("public.t", 10)] if needs else [])
 
 
+@pytest.mark.parametrize(("length", "needs"), [(9_999, False), (10_000, True)])
+def test_a_text_that_is_cut_is_no_whole_statement(length: int, needs: bool) -> None:
+    """The event triggers cut a text. The USING of the statement, or its ATTACH, may stand behind the cut."""
+    known, told = ddl(5, 0, described("a:23=1")), ddl(10, 2, described("a:20=1"))
+    assert bool(reasons(rewrite(["type"], "alter table t alter a type bigint".ljust(length)), told, known=(known,))) == needs
+    attach = ddl(10, 0, PART, statement="alter table p rename to q".ljust(length))
+    assert bool(reasons(attach, known=(ddl(5, 0, ROOT, MIDDLE),))) == needs
+    same = ddl(10, 0, tag="ALTER TYPE", statement="alter type mood add value 'x'".ljust(length), types=[{"oid": 700, "array": 701}])
+    assert bool(reasons(same)) == needs
+
+
 def rewrite(why: list[str], statement: str | None) -> Ddl:
     rewritten = {"oid": 1, "schema": "public", "name": "t", "reasons": why}
     return ddl(10, 2, kind="rewrite", statement=statement, rewritten=rewritten)
