@@ -5,6 +5,9 @@
 - SET LOGGED: the stream does not have what was changed while the table was unlogged.
 - ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)
+
+A partitioned table that is published as a whole has its partitions' rows. PostgreSQL rewrites partitions, never the root, which has
+no rows of its own. So what is unknown of a partition is unknown of the tables of which it is a partition.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cdcpipe.masks import Masks
-    from spark_sink.schema.ddl import Descriptions, TableDescription
+    from spark_sink.schema.ddl import DdlMessage, Descriptions, TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.schema.table import Place, Table
     from spark_sink.source.ddl import Ddl
@@ -51,8 +54,10 @@ def tables_with_unknown_rows(
     ``descriptions`` has the messages of ``ddl``, ``names`` the names that they have given. ``tables_with`` is
     `SchemaHistory.tables_with`. Tables without a changelog may be among the results.
     """
-    for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions, masks):
-        yield names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason
+    yield from dict.fromkeys(  # each of a thousand partitions may have the same reason for the root
+        (names.shown(names.home(relation_id, name, each.place)), each.end_lsn, reason)
+        for each, relation_id, name, reason in _names_with_unknown_rows(ddl, descriptions, masks)
+    )
     for each in ddl:
         message = each.message
         if message.tag == "ALTER TYPE" and message.types and not _is(_SAME_TEXTS, message.statement):
@@ -70,16 +75,18 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, mas
     for behind, each in enumerate(ddl, 1):
         message = each.message
         if message.rewritten is not None:
-            relation_id, table, reasons = message.rewritten
-            if "default" in reasons:
-                yield each, relation_id, table, f"{message.tag} computed a default for each row"
-            elif "type" in reasons and not (
-                _is(_CAST_ALONE, message.statement)
-                and _keeps_values(known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]), masks)
-            ):
-                yield each, relation_id, table, f"{message.tag} computed the values of a column anew"
-            elif "persistence" in reasons:
-                yield each, relation_id, table, f"{message.tag} made it logged: what was changed before is not in the stream"
+            relation_id, table, _ = message.rewritten
+            steps = {relation_id: (known_before(relation_id, each.end_lsn), _next(relation_id, ddl[behind:]))}
+            tables = {relation_id: table}
+            for described in steps[relation_id]:
+                tables |= _ancestors(None if described is None else described.partition_of, descriptions, each.place)
+            for number, name in tables.items():
+                steps[number] = known_before(number, each.end_lsn), _next(number, ddl[behind:])
+                # A partition's columns are those of the whole table, under other numbers.
+                is_kept = any(_keeps_values(*steps[of], name, masks) for of in (number, relation_id))
+                reason = _why_rewritten(message, is_kept=is_kept, partition=None if number == relation_id else table)
+                if reason is not None:
+                    yield each, number, name, reason
         for description in message.tables:
             relation_id = description.relation_id
             known = known_before(relation_id, each.end_lsn)
@@ -89,6 +96,22 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, mas
             if is_altered and (may_be_attached if known is None else _parent(known) != _parent(description)):
                 for number, table in _ancestors(description.partition_of, descriptions, each.place):
                     yield each, number, table, f"{description.table} was attached to it"
+
+
+def _why_rewritten(message: DdlMessage, *, is_kept: bool, partition: Table | None) -> str | None:
+    """Return why a table needs a copy after a rewrite of its rows, or of those of a partition of it; None if it needs none.
+
+    ``is_kept`` tells whether a cast without USING keeps the values.
+    """
+    reasons = () if message.rewritten is None else message.rewritten[2]
+    if "default" in reasons:
+        return f"{message.tag} computed a default for each row"
+    if "type" in reasons and not (is_kept and _is(_CAST_ALONE, message.statement)):
+        return f"{message.tag} computed the values of a column anew"
+    if "persistence" in reasons:
+        what = "it" if partition is None else f"its partition {partition}"
+        return f"{message.tag} made {what} logged: what was changed before is not in the stream"
+    return None
 
 
 def _is(pattern: re.Pattern[str], statement: str | None) -> bool:
@@ -102,12 +125,12 @@ def _next(relation_id: int, ddl: Iterable[Ddl]) -> TableDescription | None:
     return next(found, None)
 
 
-def _keeps_values(before: TableDescription | None, after: TableDescription | None, masks: Masks) -> bool:
-    """Tell whether each column that has another type is known to have the same values."""
+def _keeps_values(before: TableDescription | None, after: TableDescription | None, table: Table, masks: Masks) -> bool:
+    """Tell whether each column that has another type is known to have the same values. ``table`` is what the masks know it as."""
     if before is None or after is None:
         return False
     types = {column.facts.number: (column.type_id, column.type_modifier) for column in before.columns}
-    kinds = masks.kinds(after.table.schema, after.table.name, [column.name for column in after.columns])
+    kinds = masks.kinds(table.schema, table.name, [column.name for column in after.columns])
     return all(
         keeps_values(types.get(column.facts.number, now), now, is_text=kinds.get(column.name) == HASH)
         for column in after.columns

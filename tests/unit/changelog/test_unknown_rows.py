@@ -126,6 +126,49 @@ def test_partitions_that_stay_where_they_are() -> None:
     assert [each[0] for each in reasons(ddl(10, 0, PART), known=(ddl(5, 0, ROOT, MIDDLE),))] == ["public.middle", "public.root"]
 
 
+def rewritten(why: str, statement: str, relation_id: int = 3, name: str = "p") -> Ddl:
+    where = {"oid": relation_id, "schema": "public", "name": name, "reasons": [why]}
+    return ddl(10, 0, kind="rewrite", statement=statement, rewritten=where)
+
+
+def test_rows_of_a_partition_are_rows_of_the_tables_that_it_is_a_partition_of() -> None:
+    """PostgreSQL rewrites the partitions: the root, which may be what is published, has no rows of its own."""
+    known = (ddl(5, 0, ROOT, MIDDLE, PART, kind="installed"),)
+    using = "alter table root alter id type int using id * 100"
+    also = rewritten("type", using, 4, "q")
+    after = ddl(10, 0, ROOT, MIDDLE, PART, PART | {"oid": 4, "name": "q"}, statement=using)
+    anew = "ALTER TABLE computed the values of a column anew"
+    found = reasons(rewritten("type", using), also, after, known=known)
+    assert found == [(f"public.{name}", 10, anew) for name in ("p", "middle", "root", "q")]
+    found = reasons(rewritten("default", "alter table root add c float default random()"), after, known=known)
+    assert [each[0] for each in found] == ["public.p", "public.middle", "public.root"]
+    # Rows that were loaded into an unlogged partition are in no stream. It is described with the CREATE TABLE, or now.
+    logged = "ALTER TABLE made its partition public.p logged: what was changed before is not in the stream"
+    statement = "alter table p set logged"
+    for described_first in (known, (ddl(5, 0, ROOT, MIDDLE, kind="installed"),)):
+        found = reasons(rewritten("persistence", statement), ddl(10, 0, PART, statement=statement), known=described_first)
+        assert found[1:] == [(f"public.{name}", 10, logged) for name in ("middle", "root")]
+    # Once detached, it has rows of its own.
+    assert len(reasons(rewritten("default", using), ddl(10, 0, ALONE), known=(*known, ddl(8, 0, ALONE)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "needs"), [({}, []), ({"public.root.id": "hash"}, ["public.root"]), ({"public.p.id": "hash"}, ["public.p"])]
+)
+@pytest.mark.parametrize("is_root_known", [True, False])
+def test_a_cast_of_a_partitioned_table_without_using(mask: dict[str, str], needs: list[str], is_root_known: bool) -> None:
+    """The masks are those of the table that is published. What is known of the whole table tells what its partition was, too."""
+    root, part = (described(f"id:{kind}=1", name="root") for kind in (700, 701)), described("id:701=2", relation_id=3, name="p")
+    before, after = root
+    part["partition_of"] = {"oid": 1, "schema": "public", "name": "root"}
+    as_it_was = described("id:700=2", relation_id=3, name="p", parent=(1, "root"))
+    known = (ddl(5, 0, *([before] if is_root_known else []), as_it_was, kind="installed"),)
+    found = reasons(
+        rewritten("type", "alter table root alter id type float8"), ddl(10, 0, after, part), known=known, masks=Masks.of(mask)
+    )
+    assert [each[0] for each in found] == needs
+
+
 @pytest.mark.parametrize(
     ("statement", "needs"),
     [
