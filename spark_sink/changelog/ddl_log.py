@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
+from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions, parse
 from spark_sink.schema.table import DDL
@@ -99,7 +100,14 @@ class DdlLog:
         self._changelogs.append(DDL, rows, DDL_SCHEMA, start, end)
         self._lsn = end.lsn
         for each in new:
-            descriptions.add(each.place, each.message)
+            for table in dict.fromkeys(descriptions.add(each.place, each.message)):
+                _logger.warning(
+                    "captured DDL at %s describes %s without a column that it has, or with one that was dropped, and is not used:"
+                    " its transaction began before another command ended, or event triggers were off for a while. In the second"
+                    " case run cdcpipe ddl install: no DDL of this table is used before",
+                    format_lsn(each.lsn),
+                    table,
+                )
         if descriptions.is_off and not self._is_told:
             self._is_told = True
             _logger.warning(

@@ -48,6 +48,8 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
     found: dict[tuple[int, int], _Commands] = {}
     for each in ddl:
         for table in each.message.tables if each.message.kind in _KINDS else ():
+            if history.captured.in_force(table.relation_id, each.place) is None:
+                continue  # not of the table at its place
             commands = found.setdefault((each.end_lsn, table.relation_id), _Commands(each.place, table))
             commands.place, commands.description = each.place, table
             commands.dropped |= each.message.dropped_columns.get(table.relation_id, {}).keys()

@@ -10,6 +10,10 @@ A column's value in earlier rows is that of its first description. The catalog l
 A message also tells what the table was before its command, because it has the numbers of the columns that the command dropped, and
 new columns have the greatest numbers. So the first message about a table tells the numbers of the columns before it, too. A catalog
 that is asked later can't: it may have another column under the same name.
+
+A transaction may describe a table as it was before a command whose transaction has ended first: it has an older snapshot
+(REPEATABLE READ, SERIALIZABLE), or its command locks no table (ALTER PUBLICATION). A column's number goes away only with a message
+that names it, and never comes back. So a description without a column that was there, or with one that was dropped, is not used.
 """
 
 from __future__ import annotations
@@ -223,6 +227,12 @@ class _Known:
     descriptions: list[TableDescription] = field(default_factory=list)
     dropped: list[Mapping[int, str]] = field(default_factory=list)
     first: dict[int, ColumnFacts] = field(default_factory=dict)
+    doubtful: set[int] = field(default_factory=set)
+    """The indexes of the descriptions that are not of the table at their place."""
+    present: frozenset[int] = frozenset()
+    """The numbers of the columns that the table has, as far as the messages tell: those that the next description must have."""
+    gone: frozenset[int] = frozenset()
+    """The numbers of the columns that were dropped."""
 
 
 class Descriptions:
@@ -261,8 +271,10 @@ class Descriptions:
     def _of(self, relation_id: int, place: Place) -> _Known | None:
         return self._known.get(self._key(relation_id, place))
 
-    def add(self, place: Place, said: DdlMessage) -> None:
+    def add(self, place: Place, said: DdlMessage) -> list[Table]:
         """Add a message. It stands before the change with the same place. Messages come in their order.
+
+        Return the tables whose descriptions are not used, because they are older than the message.
 
         After the capture was removed, only an installation begins it again. Another message is of a transaction that began before
         the removal, and ended after it: what it describes is true at its place, and nobody tells what happens then.
@@ -271,17 +283,32 @@ class Descriptions:
         kind = _REMOVED if self.is_off else intern(said.kind)
         self._places.append(place)
         self._kinds.append(kind)
+        doubtful = []
+        if kind == _BEGIN:  # columns may have been dropped without a message
+            for known in self._known.values():
+                known.present = known.gone = frozenset()
+        for relation_id, columns in said.dropped_columns.items():
+            known = self._known.setdefault(self._key(relation_id, place), _Known())
+            known.present, known.gone = known.present.difference(columns), known.gone.union(columns)
         for description in said.tables:
             key = self._key(description.relation_id, place)
             known = self._known.setdefault(key, _Known())
-            self._dropped.pop(key, None)
+            if self._dropped.pop(key, None) is not None:
+                known.present = known.gone = frozenset()
             if known.descriptions and known.descriptions[-1].columns == description.columns:
                 description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
-            is_continued = kind != _BEGIN and known.ends[-1:] == [len(self._ends)]
+            is_continued = kind != _BEGIN and known.ends[-1:] == [len(self._ends)] and not self._has_gap(known.places[-1], place)
+            numbers = frozenset(column.facts.number for column in description.columns)
+            is_doubtful = (is_continued and not known.present <= numbers) or bool(known.gone & numbers)
             known.places.append(place)
             known.ends.append(len(self._ends))
             known.descriptions.append(description)
             known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
+            if is_doubtful:
+                known.doubtful.add(len(known.places) - 1)
+                doubtful.append(description.table)
+                continue
+            known.present = numbers
             for column in description.columns:
                 facts = column.facts
                 if description.is_partitioned and facts.missing is None and not is_continued:
@@ -294,6 +321,10 @@ class Descriptions:
             self._ends.append(place)
         if said.is_of_publication:
             self._publications.append(place)
+        return doubtful
+
+    def _has_gap(self, start: Place, until: Place) -> bool:
+        return bisect_right(self._gaps, until) > bisect_right(self._gaps, start)
 
     def forget_dropped(self, until_lsn: int) -> None:
         """Forget the tables that were dropped up to an LSN. Call this when nobody asks for places up to there any more."""
@@ -333,6 +364,8 @@ class Descriptions:
             return None
         if self.in_force(relation.relation_id, place) is not None:
             return None  # the stream does not say what the command before said: the capture was off
+        if index in known.doubtful:
+            return None
         after = {column.facts.number: column for column in known.descriptions[index].columns}
         dropped = known.dropped[index]
         numbers = sorted({*after, *dropped})[: len(relation.columns)]
@@ -408,6 +441,8 @@ class Descriptions:
         server = bisect_right(self._servers, place)
         for known in [known for (of, _), known in self._known.items() if of == server]:
             number = bisect_right(known.places, place)
+            while number - 1 in known.doubtful:
+                number -= 1
             if number:
                 yield known.places[number - 1], known.descriptions[number - 1]
 
@@ -418,12 +453,13 @@ class Descriptions:
         return None if known is None or not number else known.places[number - 1]
 
     def in_force(self, relation_id: int, place: Place) -> TableDescription | None:
-        """Return the last description up to ``place``; None if there is none, or if the capture or the log ended since."""
+        """Return the last description up to ``place``; None if there is none, or if the capture or the log ended since.
+
+        It is also None if the last one is not of the table at its place.
+        """
         known = self._of(relation_id, place)
         number = 0 if known is None else bisect_right(known.places, place)
         if known is None or not number:
             return None
-        is_ended = bisect_right(self._ends, place) > known.ends[number - 1] or (
-            bisect_right(self._gaps, place) > bisect_right(self._gaps, known.places[number - 1])
-        )
-        return None if is_ended else known.descriptions[number - 1]
+        is_ended = bisect_right(self._ends, place) > known.ends[number - 1] or self._has_gap(known.places[number - 1], place)
+        return None if is_ended or number - 1 in known.doubtful else known.descriptions[number - 1]

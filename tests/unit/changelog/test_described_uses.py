@@ -220,9 +220,15 @@ def test_a_generated_column_may_be_published_or_not() -> None:
 
 def test_a_publication_that_has_a_list_of_columns() -> None:
     """A renamed column stays in it. A new one is not in it."""
-    after = ddl(10, 0, described("id=1 x=2 b=3", key=["id"]))
-    known = ddl(1, 0, described("id=1 a=2 hidden=4", key=["id"]), kind="installed")
+    after = ddl(10, 0, described("id=1 x=2 hidden=3 b=4", key=["id"]))
+    known = ddl(1, 0, described("id=1 a=2 hidden=3", key=["id"]), kind="installed")
     assert uses({}, after, known=known, relation=table("id a")) == [((10, 0), "id x")]
+
+
+def test_a_description_that_is_older_than_its_place_is_no_use() -> None:
+    """A transaction with an older snapshot does not see the column that another one has added before."""
+    older = ddl(20, 0, described("id=1 x=2", key=["id"]))
+    assert uses({}, ADDED, older, known=INSTALLED, relation=table("id a")) == [((10, 2), "id a b")]
 
 
 def test_the_identity_is_part_of_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_sink.schema.column_numbers import ColumnFacts
-from spark_sink.schema.ddl import Descriptions, parse
+from spark_sink.schema.ddl import DdlMessage, Descriptions, parse
 from spark_sink.schema.table import Table
 from support.ddl_messages import content, described, message
 from support.descriptions import table
@@ -271,6 +271,59 @@ def test_a_table_that_was_dropped_is_forgotten_when_its_changes_are_done() -> No
 
 def dropped(number: int, name: str) -> dict[str, object]:
     return {"type": "table column", "oid": 1, "number": number, "schema": "public", "name": "t", "column": name}
+
+
+ADDED = described("id=1 a=2 c=3", key=["id"])
+
+
+def test_a_description_that_is_older_than_its_place_is_not_used() -> None:
+    """A transaction under REPEATABLE READ, which has waited for the one that adds a column, describes the table without it."""
+    found = Descriptions()
+    assert found.add((10, 0), message(described("id=1 a=2"), kind="installed")) == []
+    assert found.add((20, 0), message(ADDED)) == []
+    for lsn in (30, 40):  # it may run several commands, and there may be two such transactions
+        assert found.add((lsn, 0), message(described("id=1 x=2"), tag="COMMENT")) == [Table("public", "t")]
+        assert found.in_force(1, (lsn, 0)) is found.primary_key(table("id x"), (lsn, 0)) is None
+    assert found.in_force(1, (29, 9)) is not None
+    assert [place for place, _ in found.last_before((45, 0))] == [(20, 0)]
+    assert found.last_place(1, (45, 0)) == (40, 0)
+    # A description from the stream between two of them: the second one does not tell what was there before.
+    assert found.facts_until_next(table("id x c"), (35, 0)) is None
+    assert found.add((50, 0), message(described("id=1 x=2 c=3 d=4", key=["id"]))) == []
+    assert found.primary_key(table("id x c d"), (50, 0)) == ("id",)
+
+
+def test_a_column_that_was_dropped_does_not_come_back() -> None:
+    """ALTER PUBLICATION locks no table. Its transaction may end after the one that drops a column of a table."""
+    found = Descriptions()
+    found.add((10, 0), message(described("id=1 a=2")))
+    assert found.add((20, 0), message(described("id=1"), kind="drop", dropped=[dropped(2, "a")])) == []
+    assert found.add((30, 0), message(described("id=1 a=2"), tag="ALTER PUBLICATION")) == [Table("public", "t")]
+    assert found.add((40, 0), message(described("id=1 a=3"))) == []
+
+
+@pytest.mark.parametrize("end", [message(kind="failure"), message(kind="removed"), message(kind="installed"), None])
+def test_columns_that_may_have_been_dropped_without_a_message(end: DdlMessage | None) -> None:
+    """The capture may have been off, or the log have a gap."""
+    found = Descriptions()
+    found.end_at([(40, False)] if end is None else [])
+    found.add((10, 0), message(ADDED))
+    found.add((20, 0), message(described("id=1 a=2")))  # event triggers were off
+    assert found.in_force(1, (25, 0)) is None
+    if end is not None:
+        found.add((30, 0), end)
+        found.add((35, 0), message(kind="installed"))
+    assert found.add((50, 0), message(described("id=1 a=2"))) == []
+    assert found.in_force(1, (50, 0)) is not None
+
+
+def test_a_table_that_was_dropped_has_no_columns_that_another_one_needs() -> None:
+    """PostgreSQL uses an OID again after four billions of others."""
+    found, gone = Descriptions(), {"type": "table", "oid": 1, "schema": "public", "name": "t"}
+    found.add((10, 0), message(ADDED))
+    found.add((15, 0), message(described("id=1 a=2"), kind="drop", dropped=[dropped(3, "c")]))
+    found.add((20, 0), message(kind="drop", tag="DROP TABLE", dropped=[gone]))
+    assert found.add((30, 0), message(described("c=3"), tag="CREATE TABLE")) == []
 
 
 @pytest.mark.parametrize(
