@@ -69,10 +69,13 @@ class PublishedTables:
         """Return the columns of the replica identity, also those that are not published; empty if they are not known.
 
         They are not if the table has other columns now. Its identity may have got one of the new columns since. An answer from
-        before the description will do only if the catalog can't be asked: the published columns stay when the identity changes.
+        before the description counts only if the catalog has no better one: the published columns stay when the identity changes.
         """
-        found = self._described(relation, is_of_now=True) or self._described(relation)
-        return () if found is None or not _has_columns(found, relation) else tuple(found.get("identity") or ())
+        earlier = self._tables.get(relation.relation_id)
+        for found in (self._described(relation, is_of_now=True), earlier):
+            if found is not None and _has_columns(found, relation):
+                return tuple(found.get("identity") or ())
+        return ()
 
     def columns(self, relation: Relation, *, is_of_now: bool = False) -> list[Mapping[str, Any]]:
         """Return the table's columns as ``prepare`` prints them, as of the relation or later; empty if it can't be asked."""
