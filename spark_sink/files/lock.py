@@ -156,4 +156,5 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         yield fd
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child process that has been forked meanwhile, and has the file open
         os.close(fd)

@@ -36,7 +36,6 @@ cannot starve it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
@@ -69,10 +68,7 @@ def _owned(path: Path, what: str, rule: str) -> Iterator[None]:
                 who, hint = owner_text(owner), f"wait until that has ended, or stop it: {rule}"
             raise WarehouseError(f"another pipeline {what}: {who}", hint=hint)
         sign(fd)
-        try:
-            yield
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child process that has been forked meanwhile, and has the file open
+        yield
 
 
 def lock_file(root: Path) -> Path:

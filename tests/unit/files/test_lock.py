@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_sink.files import lock
-from spark_sink.files.lock import open_alone, open_shared, share_with_child, try_lock
+from spark_sink.files.lock import hold_alone, open_alone, open_shared, share_with_child, try_lock
 from spark_sink.warehouse.lock import TableLock, lock_file
 from support.waiting import until
 
@@ -80,6 +81,21 @@ def test_a_lock_goes_on_in_a_new_file(tmp_path: Path) -> None:
     path.unlink()
     with open_shared(path), path.open() as other:
         assert not try_lock(other.fileno())
+
+
+@pytest.mark.parametrize("hold", [hold_alone, open_alone, open_shared])
+def test_a_forked_child_does_not_keep_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: Any) -> None:
+    """A notebook may have a pool of processes: a child has the files that were open when it was forked, for as long as it lives."""
+    of_child: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(lock, "try_lock", lambda fd, **how: of_child.append(os.dup(fd)) or try_lock(fd, **how))
+        with hold(tmp_path / "lock") as fd:
+            if hold is open_alone:
+                assert lock.try_lock(fd)
+    with hold_alone(tmp_path / "lock") as is_alone:
+        assert is_alone
+    assert len(of_child) == 1
+    os.close(of_child[0])
 
 
 _STOPPED_HOLDER = """
