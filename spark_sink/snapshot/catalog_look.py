@@ -47,12 +47,12 @@ class CatalogLook:
         self._warehouse = warehouse
         self._copies_new = copies_new
         self.failure: str | None = None
-        """Why the last look failed; None if it did not, also where it was not done for another reason."""
+        """Why the last look failed; None if it did not, or was stopped."""
 
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
 
-        Returns False if the server could not be asked (then `failure` says why), or is not where the log goes on from, or once
+        Returns False if the server could not be asked or is not where the log goes on from (then `failure` says which), or once
         ``is_stopping`` is True.
         """
         self.failure = None
@@ -66,7 +66,9 @@ class CatalogLook:
             return False
         house, epochs = self._warehouse, list_epochs(self._config.staging)
         if epochs and is_elsewhere(epochs[-1], found):
-            _logger.info("the launcher does not read from this server, or has not begun to read from its timeline yet")
+            # It is none if the launcher is only late. The owner says failures only if they last, or if this was the last look.
+            self.failure = "the launcher does not read from the server that was asked, or has not begun with its timeline yet"
+            _logger.info("cannot look at the catalog for new tables, trying again: %s", self.failure)
             return False
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)

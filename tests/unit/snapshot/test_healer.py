@@ -326,11 +326,20 @@ def test_looks_that_fail_for_long_are_said(
     assert (made._unable_since, caplog.messages) == (None, [])
 
 
-def test_a_look_at_another_server_is_none_and_no_failure(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_looks_at_another_server_are_said_too(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With several hosts, new connections may come to an old primary for ever. A launcher that is a moment late is not said."""
     make_epoch(server.house.root, 1, 0x100, system_id="8")
     made = healer(server)
-    made.finish()
+    made._look(module._UNABLE_S)
     assert (made.has_looked, caplog.messages) == (False, [])
+    monkeypatch.setattr(module, "_UNABLE_S", 0.0)
+    made._look(module._UNABLE_S)
+    assert [each.startswith(f"{module._UNABLE}: the launcher does not read from the server") for each in caplog.messages] == [True]
+    made._look(module._UNABLE_S)
+    made.finish()
+    assert (made.has_looked, len(caplog.messages)) == (False, 3)
 
 
 def test_what_stays_wrong_is_said_once_a_minute(
