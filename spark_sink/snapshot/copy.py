@@ -76,7 +76,7 @@ _LOSS_S = 2.0
 _RESTART = RetryPolicy(within_s=300.0, first_pause_s=1.0, longest_pause_s=5.0)
 """How long a snapshot waits for a server that is away. The launcher, which waits for longer, ends the run if it gives up."""
 _FOLLOW_S = 300.0
-"""How long a snapshot of a server that was promoted waits until the launcher has begun to read from it."""
+"""How long a snapshot of a server that was promoted waits by default until the launcher has begun to read from it."""
 _FOLLOW_POLL_S = 0.2
 
 
@@ -110,6 +110,8 @@ class Snapshot:
         self.copied: dict[Table, tuple[int, Position]] = {}
         """For each finished table: the number of its rows, and its position."""
         self.tables_at_once = _TABLES_AT_ONCE
+        self.follow_s = _FOLLOW_S
+        """How long to wait until the launcher reads from the server that the snapshot is of."""
         self._chunk_bytes = chunk_bytes
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
@@ -350,7 +352,7 @@ class Snapshot:
         A position means something only there. Nothing is recorded before: after a failover, the launcher would take the position of
         a copy from the new timeline for one from the old timeline, and so for rows that the new primary never had.
         """
-        ends_at, is_told = time.monotonic() + _FOLLOW_S, False
+        ends_at, is_told = time.monotonic() + self.follow_s, False
         while is_elsewhere((epochs := self._refuse_other_server(prepared))[-1], prepared):
             there = f"timeline {prepared.timeline} of the server with system id {prepared.system_id}"
             if self._stopping:

@@ -150,7 +150,10 @@ class Healer:
             self._pausing.clear()
 
     def finish(self) -> None:
-        """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting."""
+        """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting.
+
+        Call this once the launcher has ended.
+        """
         with self._busy, self._forgiving():
             self._look(0.0)
             tried: set[Table] = set()
@@ -160,11 +163,11 @@ class Healer:
                 tables = self._choose(waiting)
                 if not tables:
                     return
-                self._copy(tables)
+                self._copy(tables, follow_s=0.0)
                 left = {each.table for each in self._waiting()} & set(tables)
                 for table in sorted(left) if len(tables) > 1 else ():
                     if not self._is_interrupted():
-                        self._copy([table])
+                        self._copy([table], follow_s=0.0)
                 tried.update(tables)
 
     # --- the thread ---
@@ -259,8 +262,11 @@ class Healer:
 
     # --- the copy ---
 
-    def _copy(self, tables: Sequence[Table]) -> None:
-        """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied."""
+    def _copy(self, tables: Sequence[Table], follow_s: float | None = None) -> None:
+        """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied.
+
+        ``follow_s`` is how long to wait for a launcher that does not read from this server yet; by default `Snapshot.follow_s`.
+        """
         house = self._warehouse
         reasons = {each.table: each.why for each in wanted_copies.waiting(house) if each.table in tables}
         tables = sorted(reasons)
@@ -272,6 +278,7 @@ class Healer:
                 return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
             snapshot = TableSnapshot(self._config, house, [str(table) for table in tables], self._chunk_bytes, self._hold_s)
             snapshot.tables_at_once = len(tables)
+            snapshot.follow_s = snapshot.follow_s if follow_s is None else follow_s
             failure: Exception | None = None
             try:
                 snapshot.prepare(self._is_interrupted)

@@ -110,7 +110,7 @@ def test_the_wait_for_the_launcher_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], last: Epoch
 ) -> None:
     made = Round(tmp_path, monkeypatch, **server)
-    monkeypatch.setattr(module, "_FOLLOW_S", 0.01)
+    made.snapshot.follow_s = 0.01
     with pytest.raises(SnapshotError, match=r"^not copied, because .* has nothing from timeline 2 of the server"):
         made.copy([last])
     made.snapshot._stopping = True

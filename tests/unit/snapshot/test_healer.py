@@ -46,6 +46,8 @@ class Server:
         self.failing: set[str] = set()
         self.is_locked = threading.Event()
         self.begun: list[list[str]] = []
+        self.waits: list[float] = []
+        """For how long each snapshot waits for the launcher."""
         self.lsn = 100
 
     def look(self, config: LauncherConfig, _is_stopping: Callable[[], bool]) -> Prepared:
@@ -75,6 +77,7 @@ class Snapshot:
         self._server, self._names = server, names
         self.copied: dict[Table, tuple[int, Position]] = {}
         self.tables_at_once = 0
+        self.follow_s = 300.0
         self.progress = SnapshotProgress(chunks=1)
 
     def prepare(self, _is_stopping: Callable[[], bool]) -> None:
@@ -84,6 +87,7 @@ class Snapshot:
 
     def start(self, *_: Any) -> None:
         assert self.tables_at_once == len(self._names)
+        self._server.waits.append(self.follow_s)
 
     def wait(self, timeout_s: float) -> bool:
         if self._server.is_locked.is_set():
@@ -324,6 +328,19 @@ def test_looks_that_fail_for_long_are_said(
         made.stop()
     caplog.clear()
     assert (made._unable_since, caplog.messages) == (None, [])
+
+
+def test_the_last_copies_wait_for_no_launcher(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended, so it begins with no other timeline. Each table would wait for five minutes."""
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    wait_for(server, A)
+    healer(server).finish()
+    wait_for(server, B)
+    made = healer(server)
+    made.start()
+    until(lambda: len(server.waits) > 1, "a copy")
+    made.stop()
+    assert server.waits == [0.0, 300.0]
 
 
 def test_looks_at_another_server_are_said_too(
