@@ -22,6 +22,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | an accepted one, with tables whose log is not there any more | a gap |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 | the same, with a timeline that branched off before the tables, or before the newest copy of one | a gap |
+| the same, with a server that has gone back behind the newest copy of a table (`tables_gone_back`, diverged.json) | a gap |
 | the same, with tables of an older version, which did not record their timeline | a gap if any timeline branched off before them |
 
 After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
@@ -61,6 +62,7 @@ __all__ = [
     "judge",
     "judge_lost_log",
     "missing_slot",
+    "tables_gone_back",
 ]
 
 
@@ -218,8 +220,17 @@ def _is_before(log: Log, tables: FedTables) -> bool:
     return tables.reached_lsn <= lsn < log.begin_lsn and passing_lsn(log.epochs, lsn, log.begin_lsn) is None
 
 
-def judge_lost_log(tables: FedTables, prepared: Prepared, accepted_system_id: str | None, copied_lsn: int, now: float) -> Verdict:
+def judge_lost_log(
+    tables: FedTables,
+    prepared: Prepared,
+    accepted_system_id: str | None,
+    copied_lsn: int,
+    now: float,
+    divergence: Gap | None = None,
+) -> Verdict:
     """Return how a new log begins for ``tables`` whose former log is not there any more, and whose newest copy is ``copied_lsn``.
+
+    ``divergence`` is the gap of `tables_gone_back`, of this start or an earlier one.
 
     The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
     forgotten: then there is a gap. So there is if the tables have changes that the server never had, and with another server that
@@ -231,10 +242,12 @@ def judge_lost_log(tables: FedTables, prepared: Prepared, accepted_system_id: st
     if prepared.system_id != tables.system_id:
         resume_lsn = max(int(prepared.confirmed_flush_lsn), tables.position.lsn, copied_lsn + 1)  # as in `judge`
         gap = _lost_log(tables, f"the server has system id {prepared.system_id} now", now)
-        gap = replace(gap, is_divergence=int(prepared.confirmed_flush_lsn) < resume_lsn)
+        gap = divergence or replace(gap, is_divergence=int(prepared.confirmed_flush_lsn) < resume_lsn)
         return Verdict(gap, former_system_id=tables.system_id, resume_lsn=resume_lsn)
     check_timeline(f"the tables in {tables.name} have", tables.timeline, prepared.timeline)
     confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
+    if divergence is not None:
+        return Verdict(divergence, resume_lsn=max(confirmed, reached, copied_lsn + 1))  # beyond the copy, as in `judge`
     branch_lsn = _tables_branch(tables, prepared)
     if branch_lsn is not None and branch_lsn < max(reached, copied_lsn):
         gap = _diverged_tables(tables, prepared, branch_lsn, copied_lsn, now)
@@ -366,6 +379,21 @@ def gone_back_behind_copy(log: Log, prepared: Prepared, copied_lsn: int) -> str:
     is_other = is_elsewhere(log.epochs[-1], prepared) or prepared.is_standby
     if log.divergence is not None or is_other or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
         return ""
+    return _ends_before_copy(prepared, copied_lsn)
+
+
+def tables_gone_back(tables: FedTables, prepared: Prepared, copied_lsn: int, now: float) -> Gap | None:
+    """Return the gap that `gone_back_behind_copy` finds if the log of ``tables`` is not there any more; None if there is none."""
+    is_source = (prepared.system_id, prepared.database) == (tables.system_id, tables.database)
+    is_there = tables.timeline in (0, prepared.timeline) and _tables_branch(tables, prepared) is None
+    if not (is_source and is_there) or prepared.is_standby or not max(prepared.wal_lsn, tables.position.lsn) < copied_lsn:
+        return None
+    after_lsn = min(int(prepared.confirmed_flush_lsn), tables.position.lsn)  # as in `gone_back`
+    cause = f"{_ends_before_copy(prepared, copied_lsn)}, and {_their_log(tables)} is not there"
+    return Gap(after_lsn, cause, 0.0, now, is_divergence=True)
+
+
+def _ends_before_copy(prepared: Prepared, copied_lsn: int) -> str:
     ends, at = format_lsn(prepared.wal_lsn), format_lsn(copied_lsn)
     return f"{RewoundServerError.BEGINNING}its WAL ends at {ends}, before {at}, where tables were copied"
 

@@ -27,6 +27,7 @@ from spark_sink.launcher.continuity import (
     judge,
     judge_lost_log,
     missing_slot,
+    tables_gone_back,
 )
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, divergence
@@ -296,7 +297,11 @@ class Opening:
         tables = self._tables
         if tables is None:
             return Verdict()
-        verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), time.time())
+        root, now = self._config.staging, time.time()
+        diverged = divergence.read(root)
+        if diverged is None and (diverged := tables_gone_back(tables, prepared, self._copied_lsn, now)) is not None:
+            divergence.record(root, diverged)
+        verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), now, diverged)
         if verdict.gap is None:
             log, at = tables.staging or "the log", tables.position
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)

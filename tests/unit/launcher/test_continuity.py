@@ -20,6 +20,7 @@ from spark_sink.launcher.continuity import (
     judge,
     judge_lost_log,
     missing_slot,
+    tables_gone_back,
 )
 from spark_sink.staging.account import Account
 from spark_sink.staging.gap import Gap, LostChanges
@@ -331,6 +332,44 @@ def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
 )
 def test_tables_that_lost_their_log_go_on_if_the_server_has_all_of_theirs(tables: FedTables, server: dict[str, Any]):
     assert judge_lost_log(tables, replace(SERVER, **(LOST | server)), None, 0x700, 5.0) == Verdict(resume_lsn=0x700)
+
+
+OLDER: dict[str, Any] = {"wal_lsn": LSN(0x8FF), "confirmed_flush_lsn": LSN(0x600)}
+"""An older copy of the server. A table was copied at 0x900."""
+
+
+@pytest.mark.parametrize("tables", [TABLES, replace(TABLES, timeline=1)])
+def test_tables_that_lost_their_log_have_a_copy_from_beyond_the_wal_of_a_server_that_has_gone_back(tables: FedTables):
+    server = replace(SERVER, **OLDER)
+    gap = tables_gone_back(tables, server, 0x900, 5.0)
+    assert gap is not None
+    assert (gap.after_lsn, gap.found, gap.is_divergence) == (0x600, 5.0, True)
+    assert gap.cause.startswith("the server has gone back: its WAL ends at 0/8FF, before 0/900, where tables were copied, and")
+    # The WAL may have passed the copy since the gap was recorded.
+    later = replace(server, wal_lsn=LSN(0x2000))
+    assert judge_lost_log(tables, later, None, 0x900, 6.0, gap) == Verdict(gap, resume_lsn=0x901)
+    other = replace(later, system_id="8")
+    assert judge_lost_log(tables, other, "8", 0x900, 6.0, gap) == Verdict(gap, former_system_id="7", resume_lsn=0x901)
+    with pytest.raises(StagingError, match="come from database 'db'"):
+        judge_lost_log(tables, other, None, 0x900, 6.0, gap)
+
+
+@pytest.mark.parametrize(
+    ("copied_lsn", "server"),
+    [
+        (0x8FF, {}),
+        (0x700, {"wal_lsn": LSN(0x6FF)}),  # the streamer finds that the WAL ends before the tables
+        (0x900, {"is_standby": True}),  # it was restarted, and replays WAL again
+        (0x900, {"system_id": "8"}),
+        (0x900, {"database": "other"}),
+        (0x900, {"timeline": 3, "timeline_history": ((1, 0x100), (2, 0x800))}),  # `judge_lost_log` compares with this branch
+        (0x900, {"timeline": 1}),  # an old primary
+    ],
+)
+def test_no_server_that_has_gone_back_behind_tables_that_lost_their_log(copied_lsn: int, server: dict[str, Any]):
+    tables = replace(TABLES, timeline=2, timeline_began_lsn=0x100)
+    here = {"timeline": 2, "timeline_history": ((1, 0x100),)}
+    assert tables_gone_back(tables, replace(SERVER, **(OLDER | here | server)), copied_lsn, 5.0) is None
 
 
 def test_an_old_primary_gets_no_new_log():

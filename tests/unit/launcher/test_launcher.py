@@ -601,6 +601,28 @@ def test_the_copies_of_the_tables_tell_that_server_and_log_were_restored_togethe
     assert divergence.read(made.staging) is not None
 
 
+def test_the_copies_of_tables_that_lost_their_log_tell_that_the_server_was_restored(fake: Callable[..., Fake]):
+    """It is recorded: the next start finds a WAL that has passed the copy."""
+    made = fake(WORK, [{"wal_lsn": "0/8FF"}, {"wal_lsn": "0/9000"}, {"wal_lsn": "0/9000"}])
+    ends_at = "the server has gone back: its WAL ends at 0/8FF, before 0/900, where tables were copied, and their log, "
+
+    def launcher(**options: Any) -> Launcher:
+        made_one = Launcher(made.config(**options))
+        made_one.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x200), timeline=1)
+        made_one.read_copied_lsn = lambda: 0x900
+        return made_one
+
+    for _ in range(2):
+        with pytest.raises(GapError, match=ends_at) as caught:
+            launcher().start()
+        assert f"after you have deleted {made.staging / divergence.NAME}" in (caught.value.hint or "")
+    with launcher(on_gap="resnapshot") as healing:
+        assert healing.progress.gaps == 1
+    [epoch] = list_epochs(made.staging)
+    assert epoch.gap is not None
+    assert (epoch.start_lsn, epoch.gap.is_divergence, divergence.read(made.staging)) == (0x901, True, None)
+
+
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
     made = fake(WORK, [{}, {"exit": 3}])
     made.set_looks([{"confirmed": "0/9000"}])
