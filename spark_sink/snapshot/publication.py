@@ -78,9 +78,10 @@ def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
 
 
 def begin(house: Warehouse, config: SlotConfig, prepared: Prepared, is_stopping: Callable[[], bool]) -> None:
-    """Make the first look, unless there was one. ``prepared`` is taken in its place if the server can't be asked.
+    """Make the first look, unless there was one. ``prepared`` is taken in its place if the server of the log can't be asked.
 
-    Raises InterruptedError once ``is_stopping`` is True.
+    With several hosts, the look may come to an old primary, or to one that was promoted just now. Raises InterruptedError once
+    ``is_stopping`` is True.
     """
     if read(house) is not None or (house.exists and not _is_of(house, config, prepared)):
         return
@@ -89,7 +90,15 @@ def begin(house: Warehouse, config: SlotConfig, prepared: Prepared, is_stopping:
     except CdcpipeError as ex:
         _logger.info("cannot look at the catalog for the parts of tables: %s", ex.message)
         found = prepared
+    if _place(found) != _place(prepared):
+        _logger.info("cannot look at the catalog for the parts of tables: this is not the server that the launcher reads from")
+        found = prepared
     write(house, seen(found))
+
+
+def _place(found: Prepared) -> tuple[str, int, int | None]:
+    """Return what tells the server and its timeline from others: two standbys may call their timelines by the same number."""
+    return found.system_id, found.timeline, found.timeline_began_at.get(found.timeline)
 
 
 def _is_of(house: Warehouse, config: SlotConfig, prepared: Prepared) -> bool:

@@ -396,6 +396,13 @@ def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.
     publication.begin(away, config, prepared, lambda: False)
     assert read(away) == seen(prepared)
 
+    promoted, began = replace(prepared, timeline=2, timeline_history=((1, 0x50),)), ((1, 0x40),)
+    for number, other in enumerate([{}, {"timeline": 2, "timeline_history": began}, {"system_id": "7999"}]):
+        house = Warehouse(tmp_path / str(number), "delta")
+        answers.append(replace(found(table()), **other))
+        publication.begin(house, config, promoted, lambda: False)
+        assert read(house) == seen(promoted)
+
     older = Warehouse(tmp_path / "older", "delta")
     older.open(EPOCH)
     for other in (LauncherConfig("another", tmp_path), config):
