@@ -82,6 +82,9 @@ that an older program would undo or misread needs another version. Only warehous
 MASKS_VERSION: Final = 1
 """The version of masks.json."""
 
+_NO_TIMELINE: Final[Mapping[str, Any]] = {"timeline": 0, "timeline_began": format_lsn(0), "timeline_token": ""}
+"""What warehouse.json has of the position's timeline if it is not known. ``timeline_token``: the epoch token that it goes with."""
+
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
 _NAME_LIMIT = 200
@@ -113,6 +116,9 @@ class Source:
     @classmethod
     def of(cls, found: Mapping[str, Any], path: Path) -> Source:
         """Return the source that ``found`` tells, the contents of warehouse.json. Raises WarehouseError if the file is damaged."""
+        token = str(found.get("epoch_token", ""))
+        # An older version that ran since has recorded another position with its token, and has left the timeline as it was.
+        has_timeline = found.get("timeline_token") == token
         try:
             return cls(
                 system_id=str(found["system_id"]),
@@ -122,9 +128,9 @@ class Source:
                 staging=Path(found["staging"]) if "staging" in found else None,
                 begin=Position.parse(found["begin"]) if "begin" in found else None,
                 position=Position.parse(found["position"]) if "position" in found else None,
-                epoch_token=str(found.get("epoch_token", "")),
-                timeline=int(found.get("timeline", 0)),
-                timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))),
+                epoch_token=token,
+                timeline=int(found.get("timeline", 0)) if has_timeline else 0,
+                timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))) if has_timeline else 0,
             )
         except (KeyError, TypeError, ValueError) as ex:
             raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
@@ -339,8 +345,8 @@ class Warehouse:
                 {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types, **identity, **facts},
             )
             return None
-        if found.get("system_id") in former_system_ids:
-            facts |= {"system_id": epoch.system_id, **_of_epoch(None)}  # the position's timeline is one of the former server
+        if found.get("system_id") in former_system_ids and found.get("system_id") != epoch.system_id:
+            facts |= {"system_id": epoch.system_id, **_NO_TIMELINE}  # that of the position is one of the former server
             identity.pop("system_id")
         self.check_choices(found)
         source = Source.of(found, self.identity_path)
@@ -454,8 +460,9 @@ class Warehouse:
 def _of_epoch(epoch: Epoch | None) -> dict[str, Any]:
     """Return what warehouse.json says of the position's epoch; None if nothing is known of it."""
     if epoch is None:
-        return {"epoch_token": "", "timeline": 0, "timeline_began": format_lsn(0)}
-    return {"epoch_token": epoch.token, "timeline": epoch.timeline, "timeline_began": format_lsn(epoch.timeline_began_lsn)}
+        return {"epoch_token": "", **_NO_TIMELINE}
+    timeline = {"timeline": epoch.timeline, "timeline_began": format_lsn(epoch.timeline_began_lsn), "timeline_token": epoch.token}
+    return {"epoch_token": epoch.token, **timeline}
 
 
 def _check_layout(path: Path, found: Mapping[str, Any]) -> None:

@@ -300,7 +300,7 @@ def test_the_timeline_of_the_position_is_recorded(made: Path, tmp_path: Path) ->
     epoch = Epoch(3, "7", 2, "shop", "s", ("p",), {}, 0x200, timeline_began_lsn=0x150)
     log = tmp_path / "log"
     (log / "000003").mkdir(parents=True)
-    (log / "000003/epoch.json").write_text(describe_epoch(0x200, timeline=2, timeline_began="0/150"))
+    (log / "000003/epoch.json").write_text(describe_epoch(0x200, timeline=2, timeline_began="0/150", token="abc"))
     house.open(epoch)
 
     def timeline() -> tuple[int, int]:
@@ -312,11 +312,16 @@ def test_the_timeline_of_the_position_is_recorded(made: Path, tmp_path: Path) ->
     assert timeline() == (0, 0)
     house.record(Position(3, 0x300), log)
     assert timeline() == (2, 0x150)
+    house.open(epoch, ["8", "7"])  # the log has come back to its former server
+    assert timeline() == (2, 0x150)
     older = read_json(house.identity_path)
     assert older is not None
-    house.open(replace(epoch, system_id="8", timeline=1), ["7"])  # after pg_upgrade, whose timelines are others
+    write_json(house.identity_path, older | {"position": "4:0/400", "epoch_token": "xyz"})  # an older version ran since
     assert timeline() == (0, 0)
-    for name in "timeline", "timeline_began":
+    write_json(house.identity_path, older)
+    house.open(replace(epoch, system_id="8", timeline=1), ["7"])  # after pg_upgrade, whose timelines are others
+    assert (timeline(), house.source().epoch_token) == ((0, 0), "abc")  # the token is the log's
+    for name in "timeline", "timeline_began", "timeline_token":
         del older[name]
     write_json(house.identity_path, older)
     assert house.open(epoch) == Position(3, 0x300)
