@@ -10,6 +10,7 @@ from typing import Any, Final
 from cdcpipe.doctor.findings import Finding, Level, Verdict, error, ok, warning
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.sql import quote_literal
+from spark_sink.files.places import name
 from spark_sink.staging.log import has_log, list_epochs
 from spark_sink.warehouse.belonging import check_belonging
 from spark_sink.warehouse.warehouse import Warehouse
@@ -27,6 +28,8 @@ class Begun:
 
     place: str
     system_id: str
+    is_certain: bool = True
+    """False if ``place`` can't be read: then nobody knows whether the pipeline is new."""
 
 
 def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterator[Verdict]:
@@ -60,14 +63,18 @@ def begin(
 
 def begun(staging: Path, root: Path | None, table_format: str) -> Begun | None:
     """Return what was begun in the staging directory, or else in the warehouse; None for a new pipeline."""
+    place, is_certain = str(staging), False
     try:
-        if has_log(staging):
-            return Begun(str(staging), list_epochs(staging)[-1].system_id)
-        house = None if root is None else Warehouse(root, table_format)
-        if house is not None and house.exists and (source := house.source()).position is not None:
+        if is_certain := has_log(staging):
+            return Begun(place, list_epochs(staging)[-1].system_id)
+        if root is None:
+            return None
+        place = name(root)
+        house = Warehouse(root, table_format)
+        if house.exists and (source := house.source()).position is not None:
             return Begun(house.name, source.system_id)
     except (CdcpipeError, OSError):  # other checks say so
-        return Begun(str(staging), "")
+        return Begun(place, "", is_certain)
     return None
 
 
@@ -87,20 +94,22 @@ def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> I
 
 
 def without_making(findings: Iterable[Finding], known: Begun | None, server: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the findings of ``cdcpipe doctor`` without the advice to make a slot, if the pipeline has changes already.
+    """Yield the findings of ``cdcpipe doctor`` without the advice to make a slot, if the pipeline has or may have changes already.
 
     The launcher takes a slot that others have made on an upgraded server for one that pg_upgrade took along, and sees no gap
     (launcher/continuity.py).
     """
     for each in findings:
-        is_gone = each.check == _SLOT_STATE and server.get("slot_exists") is False
-        if known is not None and is_gone:
+        if known is None or each.check != _SLOT_STATE:
+            yield each
+        elif server.get("slot_exists") is False and known.is_certain:
             message = each.message.partition(": ")[0]
             why = f"changes are missing after those in {known.place}"
             fix = f"if server and name are right, {_anew(known, server)}"
             yield replace(each, level=Level.ERROR, message=message, why=why, fix=fix)
-        elif known is not None and each.check == _SLOT_STATE and "cdcpipe prepare" in (each.fix or ""):
-            yield replace(each, fix=_anew(known, server))
+        elif "cdcpipe prepare" in (each.fix or ""):
+            unread = f"{known.place} cannot be read: only what is there tells whether the slot is to be made"
+            yield replace(each, fix=_anew(known, server) if known.is_certain else unread)
         else:
             yield each
 

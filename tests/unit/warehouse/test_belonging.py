@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdcpipe.doctor import server_checks
-from cdcpipe.doctor.facts import SlotState
+from cdcpipe.doctor.facts import Facts, SlotState
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
@@ -207,12 +207,34 @@ def test_the_doctor_says_of_a_new_pipeline_what_cdcpipe_says(tmp_path: Path) -> 
 
 
 def test_the_doctor_knows_nothing_of_a_damaged_log(made: Path) -> None:
-    """But it was begun, so no slot is to be made. A superuser may also hide the server's system id."""
+    """But it may have been begun, so no slot is to be made. A superuser may also hide the server's system id."""
     (made / "staging/000001/epoch.json").write_text("{")
     known = doctor.begun(made / "staging", made / "warehouse", "delta")
     assert known is not None
     assert list(doctor.right_server(known, "s", {"system_id": "8"})) == []
     assert list(doctor.right_server(replace(known, system_id="7"), "s", {"system_id": None})) == []
+
+
+@pytest.mark.parametrize("damaged", ["staging/000001/epoch.json", "warehouse/_cdcpipe/warehouse.json"])
+def test_the_doctor_claims_no_missing_changes_of_a_pipeline_that_it_cannot_read(made: Path, damaged: str) -> None:
+    """It may be a new one. But it may also not be, so no slot is to be made."""
+    if damaged.startswith("warehouse"):
+        shutil.rmtree(made / "staging")
+    (made / damaged).write_text("{")
+    known = doctor.begun(made / "staging", made / "warehouse", "delta")
+
+    def told(asked: Facts, *, is_there: bool) -> tuple[list[Finding], list[Finding]]:
+        verdicts = server_checks.slot_state(asked)
+        said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in verdicts]
+        return said, list(doctor.without_making(said, known, {"slot_exists": is_there, "system_id": "8"}))
+
+    said, found = told(facts(asked=NEW, server=server(slots=())), is_there=False)
+    assert found == said
+    for asked, is_there in ((facts(server=server(slots=())), False), (facts(server=server(slots=(LOST,))), True)):
+        said, found = told(asked, is_there=is_there)
+        assert [(each.level, each.message, each.why) for each in found] == [(each.level, each.message, each.why) for each in said]
+        assert "prepare" not in found[0].line
+        assert f"{made / damaged.partition('/')[0]} cannot be read" in found[0].line
 
 
 def test_the_doctor_warns_of_a_new_warehouse_for_an_old_slot(made: Path) -> None:
