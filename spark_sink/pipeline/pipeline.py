@@ -291,8 +291,10 @@ class Pipeline:
         After an error, skip the last round of merges.
         """
         with self._owned:
-            self._stop_query()
-            self._stop_following(is_last_round_wanted=self._error is None)
+            try:
+                self._stop_query()
+            finally:  # no merge may run once the tables are free
+                self._stop_following(is_last_round_wanted=self._error is None)
 
     def _stop_following(self, *, is_last_round_wanted: bool) -> None:
         # A round of the histories may take long, and the next start makes up for it.

@@ -345,6 +345,38 @@ def test_the_tables_are_not_free_while_a_merge_runs(clock: Clock, tmp_path: Path
     pipeline(Query(clock), tmp_path, monkeypatch).start().stop()
 
 
+def test_the_tables_are_not_free_while_a_merge_runs_after_an_error_of_a_stop(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's stop() may time out. Merges go on meanwhile, and another pipeline must not write these tables before their end."""
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    merged: list[bool] = []
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def merge() -> None:
+        begins.set()
+        goes_on.wait(60)
+        with pytest.raises(WarehouseError, match="another pipeline"):
+            pipeline(Query(clock), tmp_path, monkeypatch).start()
+        merged.append(True)
+
+    rounds = Rounds("replicas", merge, 0.0, lambda _: None)
+    made._rounds = [rounds]
+    monkeypatch.setattr(made, "_follower", SimpleNamespace(rounds=rounds))
+    made.start()
+    assert begins.wait(60)
+
+    def fail() -> None:
+        threading.Timer(0.2, goes_on.set).start()
+        raise CdcpipeError("stop() has timed out")
+
+    monkeypatch.setattr(made, "_stop_query", fail)
+    with pytest.raises(CdcpipeError, match="timed out"):
+        made.stop()
+    assert merged
+    pipeline(Query(clock), tmp_path, monkeypatch).start().stop()
+
+
 def test_the_tables_stay_owned_while_a_source_is_started_again(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
