@@ -47,9 +47,8 @@ from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
 from spark_sink.staging import history, last_error
-from spark_sink.staging.log import list_epochs, log_end
+from spark_sink.staging.log import log_end
 from spark_sink.upkeep.upkeep import Upkeep
-from spark_sink.warehouse import gaps
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.lock import lock_file
@@ -317,7 +316,6 @@ class Runner(Background):
         """Copy all tables anew if the log has a gap since they were copied."""
         config = self.config
         self._gaps_healed = self.launcher.progress.gaps
-        gaps.record(self._warehouse, list_epochs(config.launcher.staging))
         pipeline.pass_gap()
         snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
         assert self.launcher.prepared is not None
