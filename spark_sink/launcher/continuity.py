@@ -40,7 +40,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, StagingError, left_lsn, passing_lsn
-from spark_sink.staging.same_source import check_timeline
+from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,6 @@ __all__ = [
     "gap_error",
     "gone_back",
     "gone_back_behind_copy",
-    "is_elsewhere",
     "judge",
     "judge_lost_log",
     "missing_slot",
@@ -132,7 +131,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
-    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else _parted(last, prepared)
+    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else parted_lsn(last, prepared)
     if branch_lsn is not None:
         is_new_timeline = True
         if branch_lsn < known_lsn:
@@ -275,7 +274,7 @@ def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:
         lsn,
         timeline_began_lsn=tables.timeline_began_lsn,
     )
-    return _branch([epoch], prepared) if prepared.timeline > tables.timeline else _parted(epoch, prepared)
+    return _branch([epoch], prepared) if prepared.timeline > tables.timeline else parted_lsn(epoch, prepared)
 
 
 def _diverged_tables(tables: FedTables, prepared: Prepared, branch_lsn: int, copied_lsn: int, now: float) -> Gap:
@@ -337,29 +336,13 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
         if end is None:
             return common
         following = epochs[number + 1] if number + 1 < len(epochs) else None
-        parted = _parted(epoch, prepared)
+        parted = parted_lsn(epoch, prepared)
         if parted is not None and (following is None or parted < following.start_lsn):
             return parted
         if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:
             return end
         common = end if following is None else following.start_lsn
     return common
-
-
-def _parted(epoch: Epoch, prepared: Prepared) -> int | None:
-    """Return where two timelines with the number of ``epoch.timeline`` parted: the log's and the server's. None if they are one.
-
-    A promoted server takes the next number that it knows to be free. So two standbys of one primary can take the same number.
-    """
-    began_at = prepared.timeline_began_at.get(epoch.timeline, 0)
-    is_known = epoch.timeline_began_lsn and began_at
-    return min(began_at, epoch.timeline_began_lsn) if is_known and began_at != epoch.timeline_began_lsn else None
-
-
-def is_elsewhere(epoch: Epoch, prepared: Prepared) -> bool:
-    """Tell whether the server is another one than that of ``epoch``, or on another timeline. Positions mean other changes there."""
-    is_same = (prepared.system_id, prepared.timeline) == (epoch.system_id, epoch.timeline)
-    return not is_same or _parted(epoch, prepared) is not None
 
 
 def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:

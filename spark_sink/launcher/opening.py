@@ -23,7 +23,6 @@ from spark_sink.launcher.continuity import (
     gap_error,
     gone_back,
     gone_back_behind_copy,
-    is_elsewhere,
     judge,
     judge_lost_log,
     missing_slot,
@@ -32,7 +31,7 @@ from spark_sink.launcher.continuity import (
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, divergence
 from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
-from spark_sink.staging.same_source import check_source
+from spark_sink.staging.same_source import check_source, is_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,10 +11,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import CdcpipeError
-from spark_sink.launcher.continuity import is_elsewhere
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import list_epochs
+from spark_sink.staging.same_source import is_elsewhere
 from spark_sink.warehouse import gaps, published_tables, wanted_copies
 from spark_sink.warehouse.former_names import carried
 

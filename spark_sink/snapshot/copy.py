@@ -29,7 +29,6 @@ from cdcpipe.threads import Worker
 from spark_sink.client.exported import ExportedSnapshot, SnapshotError
 from spark_sink.files import places
 from spark_sink.files.system_hints import hint_in
-from spark_sink.launcher.continuity import is_elsewhere
 from spark_sink.replica import merge
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
@@ -41,7 +40,7 @@ from spark_sink.spark import session
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs
-from spark_sink.staging.same_source import check_source
+from spark_sink.staging.same_source import check_source, is_elsewhere
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
 

@@ -1,20 +1,40 @@
-"""Checks that a log, or the tables that it fed, can go on with a server and a slot. No I/O."""
+"""Compares a log, or the tables that it fed, with a server and a slot: can they go on together, and is it their server? No I/O."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cdcpipe.sql import quote_identifier
 from spark_sink.staging.log import OtherSourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spark_sink.staging.log import Epoch
 
-__all__ = ["OTHER_HINT", "check_source", "check_timeline"]
+__all__ = ["OTHER_HINT", "Server", "check_source", "check_timeline", "is_elsewhere", "parted_lsn"]
 
 OTHER_HINT = "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
+
+
+class Server(Protocol):
+    """What a server has told of itself, such as `spark_sink.client.prepare.Prepared`."""
+
+    @property
+    def system_id(self) -> str:
+        """What its cluster has got when it was made."""
+        ...
+
+    @property
+    def timeline(self) -> int:
+        """The timeline that it writes or, a standby, follows."""
+        ...
+
+    @property
+    def timeline_began_at(self) -> Mapping[int, int]:
+        """Where each of its timelines branched off the one before."""
+        ...
 
 
 def check_source(
@@ -52,3 +72,19 @@ def check_timeline(it_has: str, known: int, timeline: int) -> None:
             " with standby.signal, then SELECT pg_promote()), and start again: --on-gap resnapshot"
         )
         raise OtherSourceError(msg, hint=hint)
+
+
+def parted_lsn(epoch: Epoch, server: Server) -> int | None:
+    """Return where two timelines with the number of ``epoch.timeline`` parted: the log's and the server's. None if they are one.
+
+    A promoted server takes the next number that it knows to be free. So two standbys of one primary can take the same number.
+    """
+    began_at = server.timeline_began_at.get(epoch.timeline, 0)
+    is_known = epoch.timeline_began_lsn and began_at
+    return min(began_at, epoch.timeline_began_lsn) if is_known and began_at != epoch.timeline_began_lsn else None
+
+
+def is_elsewhere(epoch: Epoch, server: Server) -> bool:
+    """Tell whether the server is another one than that of ``epoch``, or on another timeline. Positions mean other changes there."""
+    is_same = (server.system_id, server.timeline) == (epoch.system_id, epoch.timeline)
+    return not is_same or parted_lsn(epoch, server) is not None
