@@ -40,7 +40,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, StagingError, left_lsn, passing_lsn
-from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn
+from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn, upgrade_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -303,7 +303,7 @@ def check_tables(tables: FedTables, system_id: str, database: str | None, *, is_
     is_other = system_id != tables.system_id
     if (is_other and not is_accepted) or database not in (None, tables.database):
         this = "a database" if database is None else repr(database)
-        upgraded = f". If this is the same server after pg_upgrade: --accept-system-id {system_id}" if is_other else ""
+        upgraded = f"; {upgrade_hint(system_id, is_log_lost=True)}" if is_other else ""
         raise StagingError(
             f"the tables in {tables.name} come from database {tables.database!r} of the server with system id {tables.system_id},"
             f" and this is {this} of {system_id}",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from spark_sink.staging.log import Epoch
 
-__all__ = ["OTHER_HINT", "Server", "check_source", "check_timeline", "is_elsewhere", "parted_lsn"]
+__all__ = ["OTHER_HINT", "Server", "check_source", "check_timeline", "is_elsewhere", "parted_lsn", "upgrade_hint"]
 
 OTHER_HINT = "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
 
@@ -46,14 +46,21 @@ def check_source(
     """
     if epoch.system_id != system_id and not is_accepted:
         msg = f"{root} has the log of the server with system id {epoch.system_id}; this server has system id {system_id}"
-        again = f"after a pg_upgrade that took the slot along: --accept-system-id {system_id}"
-        raise OtherSourceError(msg, hint=f"{OTHER_HINT}; {again}; if it was made since, drop it, and add -c --on-gap resnapshot")
+        raise OtherSourceError(msg, hint=f"{OTHER_HINT}; {upgrade_hint(system_id)}")
     if epoch.system_id == system_id:
         check_timeline(f"{root} has", epoch.timeline, timeline)
     if epoch.database != database or epoch.slot != slot:
         msg = f"{root} has the log of slot {epoch.slot!r} in database {epoch.database!r}, not of {slot!r} in {database!r}"
         renamed = f". If the database was renamed, name it back: ALTER DATABASE … RENAME TO {quote_identifier(epoch.database)}"
         raise OtherSourceError(msg, hint=OTHER_HINT + ("" if epoch.database == database else renamed))
+
+
+def upgrade_hint(system_id: str, *, is_log_lost: bool = False) -> str:
+    """Say how to go on with the same server after pg_upgrade, which gives it another system id."""
+    if is_log_lost:  # nobody knows which changes the log had: always a gap, also with a slot that was taken along
+        return f"after a pg_upgrade: --accept-system-id {system_id} --on-gap resnapshot, because the log is not there"
+    again = f"after a pg_upgrade that took the slot along: --accept-system-id {system_id}"
+    return f"{again}; if it was made since, drop it, and add -c --on-gap resnapshot"
 
 
 def check_timeline(it_has: str, known: int, timeline: int) -> None:
