@@ -58,7 +58,6 @@ _STATE_BYTES = 16
 @contextmanager
 def _owned(path: Path, what: str, rule: str) -> Iterator[None]:
     """Hold a lock, and sign it. Raises WarehouseError, which says what another pipeline does, if that one holds it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open_alone(path) as fd:
         if not try_lock(fd):
             owner = read_owner(path)
@@ -96,6 +95,8 @@ class TableLock:
 
         Raises WarehouseError if there is another one, in any process.
         """
+        self._file.parent.mkdir(parents=True, exist_ok=True)  # others may read the tables, but the log only if they are let
+        (staging / "readers").mkdir(mode=0o700, parents=True, exist_ok=True)
         with (
             _owned(self._owner, f"writes the tables in {name}", "one pipeline at a time writes the tables of a warehouse"),
             _owned(staging / "readers/tables.lock", f"reads the log in {staging}", "another warehouse needs its own slot and log"),

@@ -21,6 +21,7 @@ from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.gap import Gap
+from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.lock import TableLock
@@ -278,6 +279,16 @@ def test_a_pipeline_of_another_process_is_named(tmp_path: Path) -> None:
         other.stdin.close()
     with TableLock(tmp_path).own("shop", tmp_path):
         pass
+
+
+def test_a_pipeline_makes_the_directories_of_its_locks_as_others_do(tmp_path: Path) -> None:
+    """Other users who may read the tables could not read their choices, as `as-of` does, if a pipeline was the first."""
+    for name, kind in (("expected", Path.mkdir), ("staging", make_root)):
+        kind(tmp_path / name)
+    with TableLock(tmp_path / "shop").own("shop", tmp_path / "staging"):
+        pass
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("shop/_cdcpipe", "expected", "staging/readers")]
+    assert (modes[0], modes[2]) == (modes[1], 0o700)
 
 
 def test_a_forked_child_does_not_keep_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
