@@ -89,8 +89,10 @@ class Rest:
         look = CatalogLook(replace(config.launcher, create_slot=False), house, copies_new=config.snapshot != "never")
         return look.look(is_stopping) and not wanted_copies.waiting(house)
 
-    def record(self) -> None:
-        """Record that a run has done everything."""
+    def record(self, *, has_looked: bool) -> None:
+        """Record that a run has done everything. Where tables are healed, that includes a look at the catalog."""
+        if not has_looked and self._config.heal_hours is not None:
+            return
         make_directory(self._path.parent)
         write_json(self._path, {"options": self._options()})
 

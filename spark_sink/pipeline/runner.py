@@ -236,8 +236,8 @@ class Runner(Background):
         for (table, name), count in sorted(pipeline.exact_counts.items()):
             _logger.warning(INEXACT_MESSAGE, pipeline.shown(table), name, count)
         self._is_complete = config.launcher.available_now and not self._stopping.is_set()
-        if self._is_complete and healer.has_looked:
-            self._rest.record()
+        if self._is_complete:
+            self._rest.record(has_looked=healer.has_looked)
 
     def _finish(self, pipeline: Pipeline, healer: Healer, upkeep: Upkeep) -> None:
         """Do what is left when the changelogs have all changes."""

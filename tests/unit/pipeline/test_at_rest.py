@@ -37,3 +37,20 @@ def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -
     information = {"operation": "RESTORE", "operationParameters": {"version": 0}}
     delta_log.commit_path(path, 2).write_text(json.dumps({"commitInfo": information}))
     assert not rest.is_certain(lambda: False)
+
+
+@pytest.mark.parametrize("heal", ["off", "now"])
+def test_a_run_that_heals_nothing_needs_no_look_at_the_catalog(tmp_path: Path, heal: str) -> None:
+    """Where each look failed, Spark was started each time, although nobody was to use what the look finds."""
+    staging, end = tmp_path / "staging", Position(1, 0x200)
+    make_epoch(staging, 1, 0x100, (0x100, 0x200))
+    config = RunConfig(LauncherConfig("s", staging, available_now=True), tmp_path / "warehouse", heal=heal)
+    house = config.house()
+    house.open(list_epochs(staging)[0])
+    house.record(end, staging)
+    register_reader(staging, READER, end)
+    rest = Rest(config, house)
+    rest.record(has_looked=False)
+    assert rest.is_possible() == (heal == "off")
+    rest.record(has_looked=True)
+    assert rest.is_possible()
