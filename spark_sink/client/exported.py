@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["ExportedSnapshot", "SnapshotError"]
+__all__ = ["ExportedSnapshot", "SnapshotError", "drop_left"]
 
 _logger = logging.getLogger(__name__)
 
 _PURPOSE = "for"
+_PIPE, _TEXT = "hold", "export.json"
+_DROP = b"q\n"
 
 _LAST_LINE = b"\n}\n"
 """The end of the object that the subprocess prints. It is indented, so the objects in it do not end at the beginning of a line."""
@@ -67,7 +69,7 @@ class ExportedSnapshot:
     ) -> None:
         self.is_left_over = False
         """Whether another process took this snapshot."""
-        self._pipe_path, self._text_path = directory / "hold", directory / "export.json"
+        self._pipe_path, self._text_path = directory / _PIPE, directory / _TEXT
         self._config = config
         self._tables = tables
         self._hold_s = hold_s
@@ -227,7 +229,7 @@ class ExportedSnapshot:
     def _release(self) -> None:
         """Tell the subprocess to drop the snapshot, and wait until it has ended."""
         assert self._pipe is not None
-        self._say(b"q\n")
+        self._say(_DROP)
         self._text_path.unlink(missing_ok=True)
         if self._child is not None:
             if not self._child.wait(_END_TIMEOUT_S):
@@ -256,6 +258,24 @@ class ExportedSnapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def drop_left(directory: Path) -> None:
+    """Let the server drop the snapshot that a process has left in ``directory``, if there is one. Does not wait for that."""
+    if not directory.is_dir():
+        return
+    with hold_alone(directory / "lock") as is_alone:
+        if not is_alone:  # another process goes on with it
+            return
+        path = directory / _PIPE
+        with suppress(OSError):  # the pipe does not exist, or no process reads from it
+            pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(pipe, _DROP)
+            finally:
+                os.close(pipe)
+        for each in (directory / _TEXT, path):
+            each.unlink(missing_ok=True)
 
 
 class SnapshotError(CdcpipeError):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, UnreachableError
 from cdcpipe.retry import RetryPolicy
 from cdcpipe.threads import Worker
-from spark_sink.client.exported import ExportedSnapshot, SnapshotError
+from spark_sink.client.exported import ExportedSnapshot, SnapshotError, drop_left
 from spark_sink.files import places
 from spark_sink.files.system_hints import hint_in
 from spark_sink.replica import merge
@@ -207,10 +207,18 @@ class Snapshot:
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Let the server export a snapshot, or continue with the snapshot of an earlier run (see `ExportedSnapshot`)."""
         make_root(self.config.staging)
-        directory = self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
-        self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=self._names, hold_s=self._hold_s)
+        directory, tables = self._export_directory(), self._names
+        self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=tables, hold_s=self._hold_s)
         self._is_begun = self._export.is_left_over
         return self._export
+
+    def _export_directory(self) -> Path:
+        return self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
+
+    def _drop_left(self) -> None:
+        """Remove what an earlier process has left, and let the server drop its snapshot."""
+        drop_left(self._export_directory())
+        places.remove_tree(self._scratch)
 
     def _release(self, *, is_done: bool) -> None:
         """Let the server drop the snapshot; or leave it to the next run, if there are chunks with which that can continue."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
-from spark_sink.files.places import make_directory, read_json, remove_tree, write_json
+from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes, name_of
@@ -118,7 +118,7 @@ class InitialSnapshot(Snapshot):
         _logger.warning("the initial snapshot is given up: tables that are not copied have only their changes, and wait for a copy")
         self._want_missing(publication.NOT_COPIED)
         self._note(is_complete=True)
-        remove_tree(self._scratch)
+        self._drop_left()
 
     def _is_without_slot(self, refusal: CdcpipeError, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether it is certain that there is no slot after this error."""

@@ -1,9 +1,11 @@
 """The snapshot that a subprocess holds: how its description is read."""
 
 import json
+import os
 from pathlib import Path
 
-from spark_sink.client.exported import ExportedSnapshot
+from spark_sink.client.exported import ExportedSnapshot, drop_left
+from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from support.children import python
 
@@ -37,3 +39,25 @@ def test_a_description_may_come_in_pieces(tmp_path: Path) -> None:
     command = (*python(IN_LINES), json.dumps(DESCRIPTION, indent=2) + "\n")
     with ExportedSnapshot(LauncherConfig("s", tmp_path, command=command), lambda: False, tmp_path / "export") as export:
         assert (export.name, export.consistent_point, export.connection) == ("00000003-1", 0x100, {"host": "/run"})
+
+
+def test_what_a_killed_process_has_left_is_dropped(tmp_path: Path) -> None:
+    """Here the test reads from the pipe, as the subprocess does that holds the snapshot."""
+    drop_left(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+    os.mkfifo(tmp_path / "hold")
+    (tmp_path / "export.json").write_text("{}")
+    reader = os.open(tmp_path / "hold", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with hold_alone(tmp_path / "lock") as is_alone:
+            assert is_alone
+            drop_left(tmp_path)
+        assert (tmp_path / "export.json").exists()  # the other process goes on with it
+        drop_left(tmp_path)
+        assert os.read(reader, 10) == b"q\n"
+    finally:
+        os.close(reader)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    os.mkfifo(tmp_path / "hold")
+    drop_left(tmp_path)  # nobody reads from it
+    assert not (tmp_path / "hold").exists()

@@ -313,8 +313,12 @@ def test_a_snapshot_that_is_given_up_is_over(house: Warehouse, tmp_path: Path, c
     InitialSnapshot(config, house, "initial").give_up()
     assert is_unfinished(house)
     (house.root / "_cdcpipe/snapshot/0").mkdir(parents=True)
+    left = house.root / "_cdcpipe/snapshot_export/export.json"
+    left.parent.mkdir()
+    left.touch()
     never.give_up()
     assert not is_unfinished(house)
+    assert not left.exists()
     assert not (house.root / "_cdcpipe/snapshot").exists()
     assert [(str(each.table), each.why) for each in waiting(house)] == [(str(A), NOT_COPIED), ("public.new", NOT_COPIED)]
     assert caplog.messages == [
