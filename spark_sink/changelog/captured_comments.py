@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.schema.table import AFTER_ALL
 from spark_sink.schema.types import find_columns
 from spark_sink.warehouse.comments import Comments
 
@@ -15,18 +14,20 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.schema.ddl import Descriptions
+    from spark_sink.schema.table import Place
 
 __all__ = ["captured_comments"]
 
 
 def captured_comments(
-    relation: Relation, columns: StructType, captured: Descriptions, typed: Callable[[Relation], Relation]
+    relation: Relation, place: Place, columns: StructType, captured: Descriptions, typed: Callable[[Relation], Relation]
 ) -> Comments | None:
     """Return the newest comments of a table that the stream describes with ``relation``; None if they are not captured.
 
-    ``columns`` are those of its changelog.
+    ``place`` tells on which server the relation is: on another one its OID is that of another table. ``columns`` are those of the
+    table's changelog.
     """
-    description = captured.in_force(relation.relation_id, AFTER_ALL)
+    description = captured.in_force(relation.relation_id, captured.server_end(place))
     known = None if description is None else description.columns_of(relation)
     if description is None or known is None:
         return None

@@ -57,7 +57,6 @@ class DdlLog:
         self._changelogs = changelogs_of(spark, warehouse)
         self._lsn = 0
         self._descriptions: Descriptions | None = None
-        self._epoch = 0
         self._is_told = False
 
     @property
@@ -82,15 +81,17 @@ class DdlLog:
             self._descriptions = found
         return self._descriptions
 
+    def read_gaps(self) -> None:
+        """Read the gaps of the log again. Call this when there may be another one, before `record_new` gets what follows it."""
+        if self._descriptions is not None:
+            self._descriptions.end_at(self._gaps())
+
     def _gaps(self) -> list[tuple[int, bool]]:
         return [(each.start.lsn, each.is_other_server) for each in gaps.read(self._warehouse)]
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""
         descriptions = self.descriptions
-        if segments[-1].epoch != self._epoch:  # a gap begins another epoch
-            self._epoch = segments[-1].epoch
-            descriptions.end_at(self._gaps())
         descriptions.forget_dropped(segments[0].start_lsn)
         new = [each for each in found if each.end_lsn > self._lsn]
         if not new:

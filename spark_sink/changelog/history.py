@@ -123,6 +123,10 @@ class SchemaHistory:
         """What captured DDL says about the tables."""
         return self._ddl.descriptions
 
+    def read_gaps(self) -> None:
+        """Read the gaps of the log again: when there may be another one. What is asked counts for one server."""
+        self._ddl.read_gaps()
+
     def record_ddl(self, ddl: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the captured DDL that is new in the segments."""
         self._ddl.record_new(ddl, segments)

@@ -169,9 +169,10 @@ class KnownTables:
         return self._names.shown(self._names.home(relation_id, name, place))
 
     def read_names(self) -> None:
-        """Read the names of the tables: at the start, and after each gap of the log."""
+        """Read the names of the tables, and where OIDs end: at the start, and after each gap of the log."""
         self._names = self.versions.names = gaps.names(self.warehouse)
         self.published.end_at(self._names.end_before(AFTER_ALL))
+        self.history.read_gaps()
 
     def begin(self) -> None:
         """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
@@ -357,7 +358,7 @@ class MicroBatch:
             state, relation = tables[table], tables.history.newest(table)
             if relation is None or state.columns is None:
                 continue
-            found = captured_comments(relation, state.columns, captured, house.typed)
+            found = captured_comments(relation, house.versions(table)[-1].place, state.columns, captured, house.typed)
             if found is not None and found != (state.comments or Comments()):
                 write_comments(house, table, found)
                 tables.changelogs.comment(table, found)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from cdcpipe.ddl import message
 from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES
 from spark_sink.schema.column_numbers import ColumnFacts
-from spark_sink.schema.table import Place, Table
+from spark_sink.schema.table import AFTER_ALL, Place, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -402,6 +402,12 @@ class Descriptions:
     def is_other_server(self, start: Place, until: Place) -> bool:
         """Tell whether the log has gone on with another server between two places."""
         return bisect_right(self._servers, start) != bisect_right(self._servers, until)
+
+    def server_end(self, place: Place) -> Place:
+        """Return the last place of the server that is there at a place."""
+        for lsn, ordinal in self._servers[bisect_right(self._servers, place) :][:1]:
+            return lsn, ordinal - 1
+        return AFTER_ALL
 
     def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.

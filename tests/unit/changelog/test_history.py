@@ -14,6 +14,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions
+from spark_sink.pipeline.micro_batch import KnownTables
 from spark_sink.schema.column_numbers import ColumnFacts, looks
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
@@ -143,6 +144,26 @@ def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_p
     for lsn, is_known in (20, True), (21, False):
         assert (history.version(1, (lsn, 0)) is not None, history.copied(T, 1, (lsn, 0)) is not None) == (is_known, is_known)
     assert [each and looks(each) for each in map(history.newest, (T, other))] == [looks(table("id a")), looks(table("id b"))]
+
+
+def test_a_gap_to_another_server_counts_as_soon_as_it_is_recorded(tmp_path: Path) -> None:
+    """Copies may come from behind it while segments from before it are still to be applied: an OID is no table there."""
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    house.open(EPOCH)
+    published = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 b=2")}])
+    history, other = SchemaHistory(spark, house, published), Table("public", "other")
+    tables = KnownTables(spark, house, history, published)
+    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    history.record_ddl([], [segment])
+    history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id="7")])
+    tables.read_names()
+    house.write_versions(other, [version(30, 0, ID)])
+    segment = SimpleNamespace(epoch=1, start_lsn=10, end_lsn=15, end=Position(1, 15))
+    history.record_ddl([], [segment])
+    newest = history.newest(other)
+    assert newest is not None
+    assert looks(newest) == looks(table("id b"))
 
 
 def test_numbers_of_another_server_are_no_certain_ones(tmp_path: Path) -> None:
