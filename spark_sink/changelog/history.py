@@ -174,9 +174,9 @@ class SchemaHistory:
         return None
 
     def before(self, version: SchemaVersion) -> list[SchemaVersion]:
-        """Return the relation's versions before this one."""
+        """Return the relation's versions before this one, without those of a server before it."""
         known = (self._versions or {}).get(version.relation.relation_id, [])
-        return [other for other in known if other.place < version.place]
+        return self._of_server([other for other in known if other.place < version.place], version.place)
 
     def until(self, relation_id: int, place: Place) -> list[SchemaVersion]:
         """Return the relation's versions up to a place among the table's changes, without those of a server before it."""

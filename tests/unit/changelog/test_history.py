@@ -142,6 +142,7 @@ def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_p
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
     house.write_versions(other, [version(30, 0, ID)])
     for lsn, is_known in (20, True), (21, False):
+        assert bool(history.before(SchemaVersion(lsn, 0, table("id a"), None))) == is_known
         assert (history.version(1, (lsn, 0)) is not None, history.copied(T, 1, (lsn, 0)) is not None) == (is_known, is_known)
     assert [each and looks(each) for each in map(history.newest, (T, other))] == [looks(table("id a")), looks(table("id b"))]
 
