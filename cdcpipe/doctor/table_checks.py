@@ -144,11 +144,13 @@ def identity(facts: Facts) -> Iterator[Verdict]:
     for table in found:
         refused = " and ".join(table.published.refused)
         partitions = [each for each in table.partitions if each.identity is None]
-        fixes = [_identify(each, has_list=_has_list(facts, table)) for each in partitions[:3]]
+        has_list = _has_list(facts, table)
+        fixes = [_identify(each, has_list=has_list) for each in partitions[:3]]
+        key = "; or give it a primary key" + (" that has only columns of the list" if has_list else "")
         yield error(
             f"{_lack(table, partitions)}, and the publication has {refused}",
             f"the server refuses {refused} on it, to every application",
-            "; ".join(fixes) + ("; …" if len(partitions) > 3 else "") + "; or give it a primary key",
+            "; ".join(fixes) + ("; …" if len(partitions) > 3 else "") + key,
             subject=table.name,
         )
     if facts.tables and not found:
@@ -167,10 +169,13 @@ def _lack(table: Table, partitions: Sequence[Partition]) -> str:
 
 
 def _identify(partition: Partition, *, has_list: bool) -> str:
-    """Return the SQL for a replica identity. FULL clashes with a column list, and dropping the list would publish more columns."""
+    """Return the SQL for a replica identity; with a column list words, because there need be no index that fits.
+
+    FULL clashes with a column list, and dropping the list would publish more columns.
+    """
     table = quote_table(partition.schema, partition.name)
     if has_list:
-        return f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX …, of columns in the column list"
+        return f"for {table} name a unique index that has only columns of the column list, by REPLICA IDENTITY USING INDEX"
     return f"ALTER TABLE {table} REPLICA IDENTITY FULL"
 
 
