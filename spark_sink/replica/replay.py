@@ -7,7 +7,6 @@ the rows so far whose keys it contains.
 from __future__ import annotations
 
 import logging
-from functools import reduce as fold
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
@@ -17,10 +16,10 @@ from spark_sink.replica import reduction
 from spark_sink.replica.checks import check_growth, keyed_changes, keyed_versions, leave_out_keyless, readable_versions
 from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
+from spark_sink.replica.former_keys import has_uncertain_key
 from spark_sink.replica.former_masks import with_new_masks
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
-from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from spark_sink.replica.checks import Wants
     from spark_sink.replica.pieces import Piece
-    from spark_sink.schema.table import Table, Version
+    from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["LAST_LSN", "as_changes", "changes_of", "is_deleted", "replay", "replay_all", "without_unneeded"]
@@ -174,33 +173,11 @@ def with_former(
 def _without_uncertain(
     warehouse: Warehouse, table: Table, changes: DataFrame, former: DataFrame, piece: Piece, snapshot_lsn: int
 ) -> DataFrame:
-    """Leave out the existing rows of which a snapshot may have the key in another form. Warns if there are any.
-
-    A date as a timestamp has another text, and an earlier value is in another column. A new type may also give values another
-    text in the same column.
-    """
-    versions = [each for each in warehouse.versions(table) if each.end_lsn <= snapshot_lsn]
-    copy = next((each for each in reversed(versions) if each.snapshot and each.end_lsn == snapshot_lsn), None)
-    before = [each for each in versions if each.end_lsn < snapshot_lsn]
-    is_copy = (F.col("_cdc_end_lsn") == snapshot_lsn) & (F.col("_cdc_op") == "snapshot")
-    if copy is None or not before or before[-1].relation_id != copy.relation_id or changes.where(is_copy).isEmpty():
-        return former  # the rows are those of another table, or the copy has none
-    copied = (each for each in reversed(before) if each.snapshot and each.relation_id == copy.relation_id)
-    types = next(map(_types, copied), {})
-    forms = []
-    for names in piece.columns:
-        has_key = fold(lambda a, b: a | b, map(_has, names))
-        for number, name in copy.snapshot:
-            if name not in names:
-                continue
-            now, is_text = _types(copy).get(number), _is_masked(warehouse, table, copy, number)
-            if now is not None and not keeps_values(types.get(number, now), now, is_text=is_text):
-                forms.append(has_key)
-            elif len(names) > 1:
-                forms.append(has_key & ~_has(name))
-    if not forms:
+    """Leave out the existing rows of which a snapshot may have the key in another form. Warns if there are any."""
+    is_uncertain = has_uncertain_key(warehouse, table, changes, piece, snapshot_lsn)
+    if is_uncertain is None:
         return former
-    uncertain = fold(lambda a, b: a | b, forms) & ~is_deleted()
+    uncertain = is_uncertain & ~is_deleted()
     if former.where(uncertain).isEmpty():
         return former
     _logger.warning(
@@ -209,21 +186,6 @@ def _without_uncertain(
         table,
     )
     return former.where(~uncertain)
-
-
-def _types(copy: Version) -> dict[int, tuple[int, int]]:
-    return {number: (type_id, modifier) for number, _, type_id, modifier in copy.described}
-
-
-def _is_masked(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
-    names = [name for each, name, *_ in copy.described if each == number]
-    return bool(warehouse.masks.kinds(table.schema, table.name, names))
-
-
-def _has(name: str) -> Column:
-    """Return an expression: whether a row in a changelog's layout has a value in this column."""
-    is_exact = F.coalesce(F.map_contains_key("_cdc_exact", name), F.lit(False))
-    return F.col(quote(name)).isNotNull() | is_exact
 
 
 def _last_copy(warehouse: Warehouse, table: Table, changes: DataFrame) -> int | None:

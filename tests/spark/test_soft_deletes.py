@@ -2,7 +2,9 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import postgres
@@ -11,6 +13,7 @@ import pytest
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
@@ -19,11 +22,14 @@ from spark_sink.replica import merge
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import replay_all, without_unneeded
 from spark_sink.replica.small_merge import merge_without_spark
+from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Version
+from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.log import Position
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, add_copy, schema_of
+from support.descriptions import table
 
 pytestmark = pytest.mark.spark
 
@@ -262,6 +268,7 @@ def test_run_with_soft_deletes(database: postgres.Database, spark: Any, tmp_path
 CIDR, INET, DATES, TIMES, INT4 = 650, 869, 1082, 1184, 23
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["copied before", "first copy"])
 @pytest.mark.parametrize(
     ("columns", "types", "former", "copied", "is_certain"),
     [
@@ -282,8 +289,9 @@ def test_a_copy_after_another_type_of_the_key_adds_no_row_that_was_not_deleted(
     copied: str,
     *,
     is_certain: bool,
+    is_first: bool,
 ) -> None:
-    """Row 1 stays, the stream deletes row 2, and only the copy lacks row 3."""
+    """Row 1 stays, the stream deletes row 2, and only the copy lacks row 3. They came with an earlier copy, or in the stream."""
     house = Warehouse(tmp_path / "warehouse", "delta", deletes="soft")
     house.open(EPOCH)
     names = [each.split()[0] for each in columns.split(", ")]
@@ -292,10 +300,16 @@ def test_a_copy_after_another_type_of_the_key_adds_no_row_that_was_not_deleted(
         Version(lsn, 0, 7, ("k",), (field,), snapshot=((1, field),), described=((1, "k", type_id, -1),))
         for lsn, field, type_id in zip((10, 50), fields, types, strict=True)
     ]
+    if is_first:
+        versions[0] = replace(versions[0], snapshot=(), described=())
+        use = Use(10, 0, replace(table(f"k:{types[0]}"), relation_id=7), 10)
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=0, end_lsn=10, end=Position(1, 10))
+        history = SchemaHistory(spark, house, PublishedTables(None))
+        history.record_new({TABLE: Contents(1, 10, [use])}, lambda *_: None, [segment])
     house.write_versions(TABLE, versions)
     order = "_cdc_op, _cdc_epoch, _cdc_end_lsn, _cdc_ordinal, _cdc_xid, _cdc_commit_time, _cdc_unchanged, _cdc_old, _cdc_exact"
     rows = [
-        *(("snapshot", 10, former.format(key)) for key in (1, 2, 3)),
+        *(("insert" if is_first else "snapshot", 10, former.format(key)) for key in (1, 2, 3)),
         ("delete", 20, former.format(2)),
         ("snapshot", 50, copied.format(1)),
     ]

@@ -1,0 +1,116 @@
+"""Finds the keys of former rows that a copy may have in another form: nobody can tell whether it has such a row again. No writes.
+
+An ALTER TYPE of a key's column puts new values into another column, or gives old values another text. The forms are those since the
+last copy. If that does not say its types, or if there is none, the stream's descriptions do: the schema history has them. Unknown
+types are not taken for equal.
+"""
+
+from __future__ import annotations
+
+from functools import reduce as fold
+from operator import or_
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from spark_sink.changelog.history import SchemaHistory
+from spark_sink.schema.casts import keeps_values
+from spark_sink.schema.published import PublishedTables
+from spark_sink.spark.sql import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+    from spark_sink.changelog.history import SchemaVersion
+    from spark_sink.replica.pieces import Piece
+    from spark_sink.schema.table import Table, Version
+    from spark_sink.warehouse.warehouse import Warehouse
+
+__all__ = ["has_uncertain_key", "types_told"]
+
+_Type: TypeAlias = tuple[int, int]
+"""The OID and the modifier of a type."""
+
+
+def has_uncertain_key(warehouse: Warehouse, table: Table, changes: DataFrame, piece: Piece, snapshot_lsn: int) -> Column | None:
+    """Return an expression: whether the snapshot may have the key of a former row in another form. None if no row has such a key.
+
+    A date as a timestamp has another text, and an earlier value is in another column. A new type may also give values another
+    text in the same column.
+    """
+    versions = [each for each in warehouse.versions(table) if each.end_lsn <= snapshot_lsn]
+    copy = next((each for each in reversed(versions) if each.snapshot and each.end_lsn == snapshot_lsn), None)
+    before = [each for each in versions if each.end_lsn < snapshot_lsn]
+    is_copy = (F.col("_cdc_end_lsn") == snapshot_lsn) & (F.col("_cdc_op") == "snapshot")
+    if copy is None or not before or before[-1].relation_id != copy.relation_id or changes.where(is_copy).isEmpty():
+        return None  # the rows are those of another table, or the copy has none
+    now, former = _types(copy), _former_types(warehouse, changes, before, copy)
+    forms = []
+    for names in piece.columns:
+        has_key = fold(or_, map(_has, names))
+        for number, name in copy.snapshot:
+            if name not in names:
+                continue
+            is_text = _is_masked(warehouse, table, copy, number)
+            if number in now and not _keep(former.get(number), now[number], is_text=is_text):
+                forms.append(has_key)
+            elif len(names) > 1:
+                forms.append(has_key & ~_has(name))
+    return fold(or_, forms) if forms else None
+
+
+def _keep(former: Iterable[_Type] | None, now: _Type, *, is_text: bool) -> bool:
+    return former is not None and all(keeps_values(each, now, is_text=is_text) for each in former)
+
+
+def _former_types(
+    warehouse: Warehouse, changes: DataFrame, before: Sequence[Version], copy: Version
+) -> Mapping[int, Iterable[_Type]]:
+    """Return the types that rows from before a copy have in its columns, by the columns' numbers. Those not known are missing."""
+    copied = next((each for each in reversed(before) if each.snapshot and each.relation_id == copy.relation_id), None)
+    if copied is not None and copied.described:
+        return {number: [found] for number, found in _types(copied).items()}
+    history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
+    told = history.until(copy.relation_id, (copy.end_lsn, -1))
+    if copied is not None and (not told or told[0].place > copied.place):
+        return {}  # an older cdcpipe has copied the table before the stream described it
+    return types_told(told, copy)
+
+
+def types_told(told: Iterable[SchemaVersion], copy: Version) -> Mapping[int, set[_Type]]:
+    """Return the types that the columns of a copy have in all of the stream's descriptions, as far as these are known.
+
+    If the numbers of a description are not certain, a column is that with its name.
+    """
+    found: dict[int, set[_Type]] = {number: set() for number, *_ in copy.described}
+    for version in told:
+        types = [(column.type_id, column.type_modifier) for column in version.relation.columns]
+        if version.facts is not None:
+            known = dict(zip((fact.number for fact in version.facts), types, strict=True))
+            for number in found.keys() & known.keys():  # one that it lacks came later
+                found[number].add(known[number])
+            continue
+        named = dict(zip((column.name for column in version.relation.columns), types, strict=True))
+        for number, name, *_ in copy.described:
+            if name in named and number in found:
+                found[number].add(named[name])
+            else:  # it may have had another name
+                found.pop(number, None)
+    return {number: types for number, types in found.items() if types}
+
+
+def _types(copy: Version) -> dict[int, _Type]:
+    return {number: (type_id, modifier) for number, _, type_id, modifier in copy.described}
+
+
+def _is_masked(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
+    names = [name for each, name, *_ in copy.described if each == number]
+    return bool(warehouse.masks.kinds(table.schema, table.name, names))
+
+
+def _has(name: str) -> Column:
+    """Return an expression: whether a row in a changelog's layout has a value in this column."""
+    is_exact = F.coalesce(F.map_contains_key("_cdc_exact", name), F.lit(False))
+    return F.col(quote(name)).isNotNull() | is_exact
