@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from cdcpipe.masks import HASH
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.published import PublishedTables
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["has_uncertain_key", "types_told"]
+__all__ = ["has_uncertain_key", "is_hashed", "types_told"]
 
 _Type: TypeAlias = tuple[int, int]
 """The OID and the modifier of a type."""
@@ -53,7 +54,7 @@ def has_uncertain_key(warehouse: Warehouse, table: Table, changes: DataFrame, pi
         for number, name in copy.snapshot:
             if name not in names:
                 continue
-            is_text = _is_masked(warehouse, table, copy, number)
+            is_text = is_hashed(warehouse, table, copy, number)
             if number in now and not _keep(former.get(number), now[number], is_text=is_text):
                 forms.append(has_key)
             elif len(names) > 1:
@@ -105,9 +106,11 @@ def _types(copy: Version) -> dict[int, _Type]:
     return {number: (type_id, modifier) for number, _, type_id, modifier in copy.described}
 
 
-def _is_masked(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
+def is_hashed(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
+    """Tell whether the tables have hashes of a column of a copy: under the name that the table has now, or had at first."""
     names = [name for each, name, *_ in copy.described if each == number]
-    return bool(warehouse.masks.kinds(table.schema, table.name, names))
+    called = warehouse.names().name(table)
+    return any(HASH in warehouse.masks.kinds(each.schema, each.name, names).values() for each in (table, called))
 
 
 def _has(name: str) -> Column:

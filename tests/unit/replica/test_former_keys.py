@@ -1,12 +1,16 @@
-"""The types that rows from before a copy may have in its columns, if no earlier copy tells them."""
+"""The keys of rows from before a copy: their types, if no earlier copy tells them, and whether they are hashes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from spark_sink.changelog.history import SchemaVersion
-from spark_sink.replica.former_keys import types_told
+from spark_sink.replica.former_keys import is_hashed, types_told
 from spark_sink.schema.column_numbers import ColumnFacts
+from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.table import Table
+from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, table, version
 
 CIDR, INET = 650, 869
@@ -36,3 +40,19 @@ def test_types_of_former_keys(versions: list[SchemaVersion], types: set[int] | N
     copy = replace(version(50, 0, ID), snapshot=((1, "id"),), described=((1, "id", INET, -1),))
     found = types_told(versions, copy).get(1)
     assert found == (types and {(type_id, -1) for type_id in types})
+
+
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [
+        ({"public.b.id": "hash"}, True),
+        ({"public.a.id": "hash"}, True),
+        ({"public.c.id": "hash", "public.b.other": "hash"}, False),
+        ({"public.b.id": "redact"}, False),
+    ],
+)
+def test_a_key_that_is_hashed_under_the_name_of_now(tmp_path: Path, masks: dict[str, str], *, expected: bool) -> None:
+    house, home, now = Warehouse(tmp_path, "delta", masks=masks), Table("public", "a"), Table("public", "b")
+    house.write_names(Names([Naming((20, 0), 1, home, now, home)], is_following=True))
+    copy = replace(version(50, 0, ID), snapshot=((1, "id"),), described=((1, "id", INET, -1),))
+    assert is_hashed(house, home, copy, 1) == expected
