@@ -79,6 +79,16 @@ def test_a_partitioned_table_tells_only_of_columns_that_come_while_ddl_is_captur
     assert [fact.is_filled for fact in facts] == [True, True]
 
 
+def test_a_partitioned_table_does_not_tell_of_columns_that_came_in_a_gap() -> None:
+    found = Descriptions()
+    found.end_at([(15, False)])
+    for place, columns in ((10, 0), "id=1 a=2"), ((20, 0), "id=1 a=2 b=3"), ((30, 0), "id=1 a=2 b=3 c=4"):
+        found.add(place, message(described(columns, kind="partitioned")))
+    facts = found.facts(table("id a b c"), (30, 0))
+    assert facts is not None
+    assert [fact.is_filled for fact in facts] == [True, True, True, False]
+
+
 @pytest.mark.parametrize("kind", ["removed", "failure"])
 def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
     found = Descriptions()
