@@ -29,7 +29,7 @@ from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import AFTER_ALL, Place, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import Relation
 
@@ -42,6 +42,7 @@ _NUMBERS: Final = range(1, 1601)
 """The numbers that a table's columns may have: PostgreSQL allows 1600 columns, with those that were dropped."""
 _MODIFIERS: Final = range(-(1 << 31), 1 << 31)
 _BEGIN: Final = "installed"
+_COMMAND: Final = "command"
 _REMOVED: Final = "removed"
 _ENDS: Final = (_REMOVED, "failure")
 
@@ -235,6 +236,33 @@ class _Known:
     """The numbers of the columns that were dropped."""
 
 
+def _leaves(
+    root: TableDescription, children: Mapping[int, Sequence[TableDescription]]
+) -> Mapping[str, set[tuple[str | None, bool]]]:
+    """Return what the partitions that have a table's rows say of each column, by its name: the missing value, and ``is_filled``.
+
+    A command's message about a partitioned table describes all its partitions, too. Others need not.
+    """
+    found: dict[str, set[tuple[str | None, bool]]] = {}
+    below = list(children.get(root.relation_id, ()))
+    while below:
+        each = below.pop()
+        if each.is_partitioned:
+            below += children.get(each.relation_id, ())
+            continue
+        for column in each.columns:
+            found.setdefault(column.name, set()).add((column.facts.missing, column.facts.is_filled))
+    return found
+
+
+def _of_leaves(facts: ColumnFacts, told: set[tuple[str | None, bool]]) -> ColumnFacts:
+    """Return the facts of a partitioned table's column, which has no missing value itself: those that its partitions share."""
+    [(missing, is_filled), *others] = told
+    if others:
+        return replace(facts, missing=None, is_filled=True)
+    return replace(facts, missing=missing, is_filled=missing is None and (is_filled or facts.is_filled))
+
+
 class Descriptions:
     """The captured descriptions of all tables."""
 
@@ -290,9 +318,14 @@ class Descriptions:
         for relation_id, columns in said.dropped_columns.items():
             known = self._known.setdefault(self._key(relation_id, place), _Known())
             known.present, known.gone = known.present.difference(columns), known.gone.union(columns)
+        children: dict[int, list[TableDescription]] = {}
+        for description in said.tables:
+            if description.partition_of is not None:
+                children.setdefault(description.partition_of[0], []).append(description)
         for description in said.tables:
             key = self._key(description.relation_id, place)
             known = self._known.setdefault(key, _Known())
+            leaves = _leaves(description, children) if description.is_partitioned and kind == _COMMAND else {}
             if self._dropped.pop(key, None) is not None:
                 known.present = known.gone = frozenset()
             if known.descriptions and known.descriptions[-1].columns == description.columns:
@@ -310,8 +343,10 @@ class Descriptions:
                 continue
             known.present = numbers
             for column in description.columns:
-                facts = column.facts
-                if description.is_partitioned and facts.missing is None and not is_continued:
+                facts, told = column.facts, leaves.get(column.name)
+                if told is not None:
+                    facts = _of_leaves(facts, told)
+                elif description.is_partitioned and facts.missing is None and not is_continued:
                     # It may be older than the message. Then the partitions may have its missing value: this table has no rows.
                     facts = replace(facts, is_filled=True)
                 known.first.setdefault(facts.number, facts)

@@ -79,6 +79,37 @@ def test_a_partitioned_table_tells_only_of_columns_that_come_while_ddl_is_captur
     assert [fact.is_filled for fact in facts] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("kind", "root", "leaves", "expected"),
+    [
+        ("command", "w=2", ["w=2", "w=2"], (None, False)),  # ADD COLUMN w
+        ("command", "w=2!", ["w=2'5", "w=5'5"], ("5", False)),  # ... DEFAULT 5; a partition may have another number for it
+        ("command", "w=2", ["w=2'5", "w=2'5"], ("5", False)),  # ... and then DROP DEFAULT
+        ("command", "w=2!", ["w=2!", "w=2!"], (None, True)),  # a default computed for each row
+        ("command", "w=2!", ["w=2", "w=2"], (None, True)),
+        ("command", "w=2", ["w=2'5", "w=2"], (None, True)),  # a partition was created since, or written anew
+        ("command", "w=2", ["w=2", "w=2!"], (None, True)),
+        # These messages need not have all partitions.
+        ("installed", "w=2", ["w=2", "w=2"], (None, True)),
+        ("drop", "w=2", ["w=2", "w=2"], (None, True)),
+    ],
+)
+def test_a_partitioned_table_has_in_old_rows_what_its_partitions_have(
+    kind: str, root: str, leaves: list[str], expected: tuple[str | None, bool]
+) -> None:
+    found = Descriptions()
+    top = described(f"id=1 {root}", kind="partitioned")
+    middle = described(f"id=1 {root}", relation_id=2, name="m", parent=(1, "t"), kind="partitioned")
+    below = [
+        described(f"id=1 {each}", relation_id=number, name=f"p{number}", parent=(parent, "x"))
+        for each, (number, parent) in zip(leaves, ((3, 1), (4, 2)), strict=True)
+    ]
+    found.add((10, 0), message(top, middle, *below, kind=kind))
+    facts = found.facts(table("id w"), (10, 0))
+    assert facts is not None
+    assert facts[1] == ColumnFacts(2, expected[0], is_filled=expected[1])
+
+
 def test_a_partitioned_table_does_not_tell_of_columns_that_came_in_a_gap() -> None:
     found = Descriptions()
     found.end_at([(15, False)])
