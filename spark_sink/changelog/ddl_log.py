@@ -16,7 +16,8 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.schema.ddl import Descriptions, parse
+from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.ddl_message import parse
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused

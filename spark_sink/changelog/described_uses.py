@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, MutableMapping
 
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
-    from spark_sink.schema.ddl import TableDescription
+    from spark_sink.schema.ddl_message import TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.source.ddl import Ddl
 

@@ -23,7 +23,7 @@ from spark_sink.source.contents import Use
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from spark_sink.schema.ddl import TableDescription
+    from spark_sink.schema.ddl_message import TableDescription
     from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.ddl import Ddl
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from cdcpipe.masks import Masks
-    from spark_sink.schema.ddl import DdlMessage, Descriptions, TableDescription
+    from spark_sink.schema.ddl import Descriptions
+    from spark_sink.schema.ddl_message import DdlMessage, TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.schema.table import Place, Table
     from spark_sink.source.ddl import Ddl

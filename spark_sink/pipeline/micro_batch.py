@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from spark_sink.changelog.writer import Written
     from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.pipeline.follower import Follower
-    from spark_sink.schema.ddl import TableDescription
+    from spark_sink.schema.ddl_message import TableDescription
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.contents import Use

@@ -16,7 +16,7 @@ import numpy as np
 from cdcpipe.ddl.message import PREFIX
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import LogicalMessage
-from spark_sink.schema.ddl import parse
+from spark_sink.schema.ddl_message import parse
 from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from spark_sink.schema.ddl import DdlMessage
+    from spark_sink.schema.ddl_message import DdlMessage
     from spark_sink.schema.table import Place
     from spark_sink.staging.log import Segment
 

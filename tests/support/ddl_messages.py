@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from spark_sink.schema.ddl import DdlMessage, parse
+from spark_sink.schema.ddl_message import DdlMessage, parse
 from spark_sink.source.ddl import Ddl
 from support.descriptions import catalog
 

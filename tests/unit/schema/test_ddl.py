@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from spark_sink.schema.column_numbers import ColumnFacts
-from spark_sink.schema.ddl import DdlMessage, Descriptions, parse
+from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.ddl_message import DdlMessage, parse
 from spark_sink.schema.table import Table
 from support.ddl_messages import content, described, message
 from support.descriptions import table
