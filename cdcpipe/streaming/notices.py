@@ -89,8 +89,8 @@ def _unsendable(error: ServerError, cause: str, help_first: str, commit_lsn: int
         f"{error.message}: {ServerError.UNSENDABLE}{where} because {cause}",
         sqlstate=error.sqlstate,
         hint=f"{help_first}nothing is lost meanwhile: the slot keeps the transaction. To go on without it, change the row in the"
-        f" table, start with {start}, and copy the tables that it changed anew. If the slot sends prepared transactions, and with"
-        " --whole-transactions, move it behind the commit instead (pg_replication_slot_advance)",
+        f" table, start with {start}, and copy the tables that it changed anew. With"
+        " --whole-transactions on a two-phase slot, move the slot behind the commit instead (pg_replication_slot_advance)",
     )
 
 

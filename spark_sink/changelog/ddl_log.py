@@ -105,8 +105,8 @@ class DdlLog:
             for table in dict.fromkeys(descriptions.add(each.place, each.message)):
                 _logger.warning(
                     "captured DDL at %s describes %s without a column that it has, or with one that was dropped, and is not used:"
-                    " its transaction began before another command ended, or event triggers were off for a while. In the second"
-                    " case run cdcpipe ddl install: no DDL of this table is used before",
+                    " its transaction began before another command ended, or event triggers were off for a while. If they were off,"
+                    " run cdcpipe ddl install: until then no captured DDL of this table is used",
                     format_lsn(each.lsn),
                     table,
                 )

@@ -89,7 +89,7 @@ def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> I
             f" {server['system_id']}. If the slot was made since, SELECT pg_drop_replication_slot({quote_literal(slot)}); then"
             f" {_anew(known, server)}"
         )
-    said = f"{known.place} has the changes of the server with system id {known.system_id}; this one has {server['system_id']}"
+    said = f"{known.place} has the changes of the server with system id {known.system_id}; this server is {server['system_id']}"
     yield error(said, "run and land refuse it", fix)
 
 
@@ -108,7 +108,7 @@ def without_making(findings: Iterable[Finding], known: Begun | None, server: Map
             fix = f"if server and name are right, {_anew(known, server)}"
             yield replace(each, level=Level.ERROR, message=message, why=why, fix=fix)
         elif "cdcpipe prepare" in (each.fix or ""):
-            unread = f"{known.place} cannot be read: only what is there tells whether the slot is to be made"
+            unread = f"{known.place} cannot be read: make it readable, and start the doctor again before you make a slot"
             yield replace(each, fix=_anew(known, server) if known.is_certain else unread)
         else:
             yield each

@@ -62,7 +62,7 @@ _SHORTEST_LOOK_INTERVAL_S: Final = 5.0
 _UNABLE_S: Final = 600.0
 """For how long looks may fail before this is said, and how long after that it is said again."""
 _UNABLE: Final = (
-    "the catalog could not be looked at, so nothing tells which tables have come, were rewritten, or have got a partition or a key"
+    "run could not look at the catalog, so it did not notice tables that came, were rewritten, or got a partition or a key"
 )
 _TICK_S: Final = 1.0
 _WAIT_S: Final = 0.2

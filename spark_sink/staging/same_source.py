@@ -60,7 +60,7 @@ def upgrade_hint(system_id: str, *, is_log_lost: bool = False) -> str:
     if is_log_lost:  # nobody knows which changes the log had: always a gap, also with a slot that was taken along
         return f"after a pg_upgrade: --accept-system-id {system_id} --on-gap resnapshot, because the log is not there"
     again = f"after a pg_upgrade that took the slot along: --accept-system-id {system_id}"
-    return f"{again}; if it was made since, drop it, and add -c --on-gap resnapshot"
+    return f"{again}; if the slot was made after the upgrade, drop it, and add -c --on-gap resnapshot"
 
 
 def check_timeline(it_has: str, known: int, timeline: int) -> None:
@@ -70,13 +70,13 @@ def check_timeline(it_has: str, known: int, timeline: int) -> None:
     """
     if known > timeline:
         msg = (
-            f"the server is on timeline {timeline}, {it_has} changes of timeline {known}: this server is an old primary,"
+            f"the server is on timeline {timeline}, but {it_has} changes of timeline {known}: this server is an old primary,"
             " or a standby that does not follow the new one yet"
         )
         hint = (
-            "connect to the server that was promoted, or wait until this one follows it. If that server does not exist any more,"
-            f" because this one was restored from before that promotion: promote it until its timeline is above {known} (restart it"
-            " with standby.signal, then SELECT pg_promote()), and start again: --on-gap resnapshot"
+            "connect to the server that was promoted, or wait until this one follows it. If that server is gone, and this one was"
+            f" restored from before that promotion: promote this one until its timeline is above {known} (restart it with"
+            " standby.signal, then SELECT pg_promote()), and start run or land once with -c --on-gap resnapshot"
         )
         raise OtherSourceError(msg, hint=hint)
 

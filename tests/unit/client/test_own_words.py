@@ -42,7 +42,7 @@ NOT_ASKED_FOR = (
     # replaced by the message, see the test below
     "try --binary, with which a bytea takes half",
     "--startpos",
-    "and with --whole-transactions, move it behind the commit instead",
+    "With --whole-transactions on a two-phase slot, move the slot behind the commit instead",
     # the whole hint is left out, see the test below
     "also an idle one without --idle-positions",
     "the slot was dropped. Copy the tables anew; or go on without the changes: leave --expect-lsn out",

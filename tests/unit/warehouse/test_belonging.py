@@ -194,7 +194,7 @@ def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
     (finding,) = doctor.without_making(said, known, told)
     assert "start once with --accept-system-id 8 -c --on-gap resnapshot" in finding.line
     (verdict,) = doctor.right_server(known, "s", told)
-    assert (verdict.level, "system id 7123456789; this one has 8" in verdict.message) == ("error", True)
+    assert (verdict.level, "system id 7123456789; this server is 8" in verdict.message) == ("error", True)
     assert "start once with --accept-system-id 8 -c --on-gap resnapshot" in (verdict.fix or "")
     assert ("pg_drop_replication_slot('s')" in (verdict.fix or "")) == bool(found)
 
