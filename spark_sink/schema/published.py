@@ -41,6 +41,8 @@ class PublishedTables:
     def __init__(self, describe: Callable[[], Iterable[Mapping[str, Any]]] | None) -> None:
         self._describe = describe
         self._tables: dict[int, Mapping[str, Any]] = {}
+        self._former: dict[int, Mapping[str, Any]] = {}
+        """The answer before the last one."""
         self._asked: set[object] = set()
         self._is_fresh = False
         self._failure: CdcpipeError | None = None
@@ -50,7 +52,7 @@ class PublishedTables:
     def end_at(self, lsn: int) -> None:
         """Take the LSN behind which the log has the changes of the server of now; 0 if it has those of no other one."""
         if lsn != self._end_lsn:
-            self._end_lsn, self._tables, self._asked, self._is_fresh = lsn, {}, set(), False
+            self._end_lsn, self._tables, self._former, self._asked, self._is_fresh = lsn, {}, {}, set(), False
 
     def at(self, lsn: int) -> PublishedTables:
         """Return what is to be asked about a change in the transaction that ends at this LSN: nobody if it is a former server's."""
@@ -71,8 +73,8 @@ class PublishedTables:
         They are not if the table has other columns now. Its identity may have got one of the new columns since. An answer from
         before the description counts only if the catalog has no better one: the published columns stay when the identity changes.
         """
-        earlier = self._tables.get(relation.relation_id)
-        for found in (self._described(relation, is_of_now=True), earlier):
+        now = self._described(relation, is_of_now=True)
+        for found in (now, self._tables.get(relation.relation_id), self._former.get(relation.relation_id)):
             if found is not None and _has_columns(found, relation):
                 return tuple(found.get("identity") or ())
         return ()
@@ -92,7 +94,7 @@ class PublishedTables:
         if relation_id not in self._tables and relation_id not in self._asked and self._describe is not None:
             self._asked.add(relation_id)
             try:
-                self._tables = {table["relation_id"]: table for table in self._describe()}
+                self._ask(self._describe)
             except CdcpipeError as ex:
                 _logger.info("cannot look up table %d: %s", relation_id, ex)
         found = self._tables.get(relation_id)
@@ -100,6 +102,9 @@ class PublishedTables:
             return None
         columns = tuple(Column(0, each["name"], each["type_id"], each["type_modifier"]) for each in found.get("columns", ()))
         return Relation(None, relation_id, found["schema"], found["name"], "d", columns)
+
+    def _ask(self, describe: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        self._former, self._tables = self._tables, {table["relation_id"]: table for table in describe()}
 
     def _described(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
         """Do the same as `_find`, but return None if the catalog can't be asked."""
@@ -119,7 +124,7 @@ class PublishedTables:
                 raise self._failure
             if not self._is_fresh:
                 try:
-                    self._tables = {table["relation_id"]: table for table in self._describe()}
+                    self._ask(self._describe)
                 except CdcpipeError as ex:
                     self._failure = ex
                     raise

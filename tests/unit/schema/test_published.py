@@ -1,5 +1,6 @@
 """What the catalog says of published tables, and when it is asked again."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from spark_sink.schema.published import PublishedTables
 from support.descriptions import catalog, table
 
 
+@pytest.mark.parametrize("asks_first", [False, True])
 @pytest.mark.parametrize(
     ("before", "now", "found"),
     [
@@ -19,7 +21,7 @@ from support.descriptions import catalog, table
     ],
 )
 def test_another_identity_of_the_same_columns_is_asked_for(
-    before: tuple[str, str], now: tuple[str, str] | None, found: tuple[str, ...]
+    before: tuple[str, str], now: tuple[str, str] | None, found: tuple[str, ...], asks_first: bool
 ) -> None:
     """The column g is not published. So nothing but the catalog tells that the marked one alone is no key."""
     answers = iter([before, now])
@@ -35,5 +37,7 @@ def test_another_identity_of_the_same_columns_is_asked_for(
     keys = []
     for _ in range(2):
         tables.begin_batch()
+        if not asks_first:
+            tables.identity(replace(relation, relation_id=2))
         keys.append(identifying_columns(relation, lambda: (), lambda: tables.identity(relation)))
     assert keys[1] == found
