@@ -169,8 +169,8 @@ class Descriptions:
             if is_doubtful:
                 known.doubtful.add(len(known.places) - 1)
                 doubtful.append(description.table)
-                continue
-            known.present = numbers
+            else:
+                known.present = numbers
             for column in description.columns:
                 facts, told = column.facts, leaves.get(column.name)
                 if told is not None:
@@ -178,7 +178,10 @@ class Descriptions:
                 elif description.is_partitioned and facts.missing is None and not is_continued:
                     # It may be older than the message. Then the partitions may have its missing value: this table has no rows.
                     facts = replace(facts, is_filled=True)
-                known.first.setdefault(facts.number, facts)
+                # A doubtful one may be that of the command that added a column. Missing values are right there, too, and a
+                # rewrite takes them out of later descriptions.
+                if not is_doubtful or facts.missing is not None:
+                    known.first.setdefault(facts.number, facts)
         for relation_id in said.dropped.values():
             self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:

@@ -335,6 +335,30 @@ def test_a_description_that_is_older_than_its_place_is_not_used() -> None:
     assert found.primary_key(table("id x c d"), (50, 0)) == ("id",)
 
 
+def test_a_description_that_is_older_than_its_place_has_the_missing_values_of_its_command() -> None:
+    """A rewrite of the table, before its next change, takes them out of the catalog."""
+    found = Descriptions()
+    found.add((10, 0), message(ADDED))
+    assert found.add((20, 0), message(described("id=1 a=2 n=4'5 m=5"))) == [Table("public", "t")]  # c is not in the snapshot
+    found.add((30, 0), message(described("id=1 a=2 c=3 n=4 m=5!")))
+    assert found.facts(table("id a c n m"), (30, 0)) == (
+        *(ColumnFacts(number, None, is_filled=False) for number in (1, 2, 3)),
+        ColumnFacts(4, "5", is_filled=False),
+        ColumnFacts(5, None, is_filled=True),
+    )
+
+
+def test_partitions_tell_the_missing_value_in_a_description_that_is_older_than_its_place() -> None:
+    found = Descriptions()
+    found.add((10, 0), message(ADDED | {"kind": "partitioned"}))
+    top, leaf = described("id=1 a=2 n=4!", kind="partitioned"), described("id=1 a=2 n=4'5", relation_id=2, parent=(1, "t"))
+    found.add((20, 0), message(top, leaf))
+    found.add((30, 0), message(described("id=1 a=2 c=3 n=4", kind="partitioned"), kind="drop"))
+    facts = found.facts(table("id a c n"), (30, 0))
+    assert facts is not None
+    assert facts[3] == ColumnFacts(4, "5", is_filled=False)
+
+
 def test_a_column_that_was_dropped_does_not_come_back() -> None:
     """ALTER PUBLICATION locks no table. Its transaction may end after the one that drops a column of a table."""
     found = Descriptions()
