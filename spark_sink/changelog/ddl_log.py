@@ -88,7 +88,8 @@ class DdlLog:
             self._descriptions.end_at(self._gaps())
 
     def _gaps(self) -> list[tuple[int, bool]]:
-        return [(each.start.lsn, each.is_other_server) for each in gaps.read(self._warehouse)]
+        # A server that has lost changes (a failover, a restore) uses their OIDs and column numbers again, as another server does.
+        return [(each.start.lsn, each.is_other_server or each.gap.is_divergence) for each in gaps.read(self._warehouse)]
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""

@@ -41,7 +41,7 @@ _ENDS: Final = (_REMOVED, "failure")
 
 
 _Key: TypeAlias = tuple[int, int]
-"""How often the log went on with another server, and the OID of a table there."""
+"""How often the log went on with another server (see `end_at`), and the OID of a table there."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,8 @@ class Descriptions:
     def end_at(self, gaps: Iterable[tuple[int, bool]]) -> None:
         """Take the gaps of the log, in order: the LSN at which it goes on, and whether it does so with another server.
 
-        Call this before messages from behind these gaps are added. OIDs and numbers mean something else on another server.
+        Call this before messages from behind these gaps are added. OIDs and numbers mean something else on another server. The same
+        server counts as another one if it never had the last changes before the gap: it gives their numbers to other columns.
         """
         found = [((start_lsn + 1, -1), is_other) for start_lsn, is_other in gaps]
         self._gaps = [place for place, _ in found]
