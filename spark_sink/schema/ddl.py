@@ -70,7 +70,8 @@ def _leaves(
 ) -> Mapping[str, set[tuple[str | None, bool]]]:
     """Return what the partitions that have a table's rows say of each column, by its name: the missing value, and ``is_filled``.
 
-    A command's message about a partitioned table describes all its partitions, too. Others need not.
+    A command's message about a partitioned table describes all its partitions, too. So does one that names a dropped column of it:
+    the partitions have lost the column, too. Others need not.
     """
     found: dict[str, set[tuple[str | None, bool]]] = {}
     below = list(children.get(root.relation_id, ()))
@@ -155,7 +156,8 @@ class Descriptions:
         for description in said.tables:
             key = self._key(description.relation_id, place)
             known = self._known.setdefault(key, _Known())
-            leaves = _leaves(description, children) if description.is_partitioned and kind == _COMMAND else {}
+            has_leaves = description.is_partitioned and (kind == _COMMAND or description.relation_id in said.dropped_columns)
+            leaves = _leaves(description, children) if has_leaves else {}
             if self._dropped.pop(key, None) is not None:
                 known.present = known.gone = frozenset()
             if known.descriptions and known.descriptions[-1].columns == description.columns:

@@ -111,6 +111,26 @@ def test_a_partitioned_table_has_in_old_rows_what_its_partitions_have(
     assert facts[1] == ColumnFacts(2, expected[0], is_filled=expected[1])
 
 
+def test_a_command_that_drops_a_column_of_a_partitioned_table_and_adds_one() -> None:
+    """The message about the dropped column comes first. It describes the table and its partitions as the command leaves them."""
+    found = Descriptions()
+    parts = [(1, "t", None), (2, "p", (1, "t"))]
+    before = [described("id=1 a=2", relation_id=oid, name=name, parent=parent) for oid, name, parent in parts]
+    after = [
+        described(f"id=1 c=3{value}", relation_id=oid, name=name, parent=parent)
+        for (oid, name, parent), value in zip(parts, ("!", "'5"), strict=True)
+    ]
+    lost = [dropped(2, "a") | {"oid": oid, "name": name} for oid, name, _ in parts]
+    for tables in (before, after):
+        tables[0]["kind"] = "partitioned"
+    found.add((10, 0), message(*before, kind="installed"))
+    found.add((20, 0), message(*after, kind="drop", dropped=lost))
+    found.add((20, 1), message(*after))
+    facts = found.facts(table("id c"), (20, 1))
+    assert facts is not None
+    assert facts[1] == ColumnFacts(3, "5", is_filled=False)
+
+
 def test_a_partitioned_table_does_not_tell_of_columns_that_came_in_a_gap() -> None:
     found = Descriptions()
     found.end_at([(15, False)])
