@@ -68,10 +68,10 @@ def tables_with_unknown_rows(
 
 def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, masks: Masks) -> Iterator[tuple[Ddl, int, Table, str]]:
     """Yield each message with the OID and the name of a table, and the reason."""
-    before: dict[int, TableDescription] = {}
+    before: dict[int, TableDescription | None] = {}
 
     def known_before(relation_id: int, lsn: int) -> TableDescription | None:
-        return before.get(relation_id) or descriptions.in_force(relation_id, (lsn, -1))
+        return before[relation_id] if relation_id in before else descriptions.in_force(relation_id, (lsn, -1))
 
     for behind, each in enumerate(ddl, 1):
         message = each.message
@@ -91,7 +91,8 @@ def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, mas
         for description in message.tables:
             relation_id = description.relation_id
             known = known_before(relation_id, each.end_lsn)
-            before[relation_id] = description
+            is_used = descriptions.in_force(relation_id, each.place) is not None
+            before[relation_id] = description if is_used else None  # one that is older than its place tells nothing of what follows
             is_altered = message.tag == "ALTER TABLE" and message.kind == "command"
             may_be_attached = not _is(_NO_ATTACH, message.statement)
             if is_altered and (may_be_attached if known is None else _parent(known) != _parent(description)):

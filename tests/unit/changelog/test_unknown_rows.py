@@ -96,6 +96,15 @@ def test_a_cast_that_keeps_numbers_does_not_keep_the_hashes_of_their_texts(mask:
     assert [each[:2] for each in found] == ([("public.t", 10)] if needs else [])
 
 
+def test_a_description_that_is_older_than_its_place_does_not_tell_what_a_cast_changes() -> None:
+    """A transaction with an older snapshot describes the table without the column that another one has added before."""
+    known = (ddl(5, 0, described("a:23=1")), ddl(6, 0, described("a:23=1 c:1114=2")), ddl(7, 0, described("a:23=1"), tag="COMMENT"))
+    cast = rewrite(["type"], "alter table t alter c type date"), ddl(10, 2, described("a:23=1 c:1082=2"))
+    for are_together in (True, False):  # in one micro-batch, or not
+        found = reasons(*known, *cast) if are_together else reasons(*cast, known=known)
+        assert [each[:2] for each in found] == [("public.t", 10)]
+
+
 ROOT = described("id=1", relation_id=1, name="root")
 MIDDLE = described("id=1", relation_id=2, name="middle", parent=(1, "root"))
 ALONE = described("id=1", relation_id=3, name="p")
@@ -124,6 +133,19 @@ def test_partitions_that_stay_where_they_are() -> None:
     assert reasons(alone, known=(ddl(5, 0, ROOT, MIDDLE),)) == []
     # A partition that was not described before may have been attached.
     assert [each[0] for each in reasons(ddl(10, 0, PART), known=(ddl(5, 0, ROOT, MIDDLE),))] == ["public.middle", "public.root"]
+
+
+def test_a_description_that_is_older_than_its_place_does_not_tell_what_is_attached() -> None:
+    """Its transaction may have detached the partition, or have a snapshot from before it was attached: the next statement tells."""
+    columns = described("id=1 c=2")["columns"]
+    known = (ddl(5, 0, ROOT, MIDDLE, PART | {"columns": columns}, kind="installed"),)
+    older, now = ddl(10, 0, ALONE), PART | {"columns": columns}
+    assert reasons(older, ddl(20, 0, now, statement="alter table p alter id set not null"), known=known) == []
+    attached = reasons(older, ddl(20, 0, now, statement="alter table middle attach partition p default"), known=known)
+    assert [each[:2] for each in attached] == [("public.middle", 20), ("public.root", 20)]
+    # It may also be that of the command that attaches the partition.
+    alone = (ddl(5, 0, ROOT, MIDDLE, ALONE | {"columns": columns}, kind="installed"),)
+    assert [each[0] for each in reasons(ddl(10, 0, PART), known=alone)] == ["public.middle", "public.root"]
 
 
 def rewritten(why: str, statement: str, relation_id: int = 3, name: str = "p") -> Ddl:
