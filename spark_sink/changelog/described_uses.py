@@ -108,6 +108,8 @@ def _columns_before(
     if told is None and history.as_copied(home, previous, since) is not None:
         told = _copied_before(copied)
     before = told or captured.numbers_until_next(previous, told_at)
+    if before is not None and before[1] and copied is not None and not copied.is_whole:
+        before = told = before[0], False  # a publication's list may have all columns that there were: it gets no new one
     if before is None or before[1]:
         return before
     # A column of which nothing else tells whether it is new, or not published: PostgreSQL drops no column that a publication lists,

@@ -185,6 +185,18 @@ def test_a_copied_table_whose_publication_lacks_the_last_column() -> None:
     assert uses({}, dropping(10, "id=1 secret=3"), known=nothing, relation=None, snapshot=snapshot) == [((10, 0), "id secret")]
 
 
+@pytest.mark.parametrize("relation", [None, table("id a"), table("id z")])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_list_that_has_all_columns_gets_no_new_one(relation: Relation | None, *, is_whole: bool) -> None:
+    """The publication lists (id, a), which are all columns. The copy knows that there is a list."""
+    snapshot = SchemaVersion(2, 0, table("id a"), numbered(table("id a"), catalog("id=1 a=2"), None), is_whole=is_whole)
+    renamed = ddl(10, 1, described("id=1 a=2", key=["id"]))  # the stream has described it under another name since the copy
+    messages, known = ([renamed, ADDED], ddl(1, 0)) if relation == table("id z") else ([ADDED], INSTALLED)
+    listed = [] if relation == table("id a") else [((10, 2), "id a")]  # [] if the stream has said so already
+    found = uses({}, *messages, known=known, relation=relation, snapshot=snapshot)
+    assert found == ([((10, 2), "id a b")] if is_whole else listed)
+
+
 def test_the_newer_one_of_stream_and_copy_counts() -> None:
     nothing, known = ddl(1, 0), table("id a b")
     added = ddl(10, 0, described("id=1 a=2 b=3 c=4", key=["id"]))
