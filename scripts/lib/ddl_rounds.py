@@ -52,7 +52,8 @@ SETTINGS = {"max_prepared_transactions": "20"}
 _SLOT = "ddl"
 _PATIENCE_S = 600.0
 _MADE_ANEW = ("the server has another table of this name", "the warehouse has no such table")
-_NEEDLESS = {publication.REPLACED, publication.REWRITTEN}
+_NEEDLESS = {publication.REPLACED, publication.REWRITTEN, merge.INTERRUPTED}
+"""Reasons for copies that say nothing of captured DDL: those of the looks at the catalog, which does not know it, and of a kill."""
 _STEPS = [
     (file_table, "_write"),
     (Warehouse, "write_versions"),
@@ -206,7 +207,6 @@ class DdlRound:
         certain = [f"public.{name}" for name, is_certain in self._workload.tables.items() if is_certain]
         problems = []
         if self.is_captured:
-            # The looks at the catalog know nothing of captured DDL. They may have a table copied that needs no copy.
             told = {name: sorted(set(why.split("; ")) - _NEEDLESS) for name, why in waiting.items()}
             problems += [f"{name} waits for a copy: {'; '.join(told[name])}" for name in certain if told.get(name)]
             problems += [problem for state in self._states for problem in self._compare_state(house, state)]

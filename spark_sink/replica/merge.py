@@ -77,10 +77,13 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["bring", "finish_merges", "finish_snapshots", "merge_changes", "remake"]
+__all__ = ["INTERRUPTED", "bring", "finish_merges", "finish_snapshots", "merge_changes", "remake"]
 
 
 _logger = logging.getLogger(__name__)
+
+INTERRUPTED = "a merge was interrupted before its rows were counted"
+"""The reason for a copy of a table whose merge by Spark was killed at its end: nobody knows then whether its rows are all there."""
 
 
 _BROADCAST_ROWS = 20_000
@@ -239,7 +242,7 @@ def finish_merges(warehouse: Warehouse) -> None:
     """Let the tables be copied whose last merge a killed process has committed, and perhaps not checked."""
     for table, lsn in unchecked_merges.unchecked(warehouse):
         if (delta_log.newest_lsn(warehouse.replica(table)) or 0) >= lsn:
-            want_copy(warehouse, table, lsn, "a merge was interrupted before its rows were counted")
+            want_copy(warehouse, table, lsn, INTERRUPTED)
         unchecked_merges.record_check(warehouse, table)
 
 
