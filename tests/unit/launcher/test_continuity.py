@@ -373,7 +373,7 @@ def test_no_server_that_has_gone_back_behind_tables_that_lost_their_log(copied_l
 
 
 def test_an_old_primary_gets_no_new_log():
-    with pytest.raises(OtherSourceError, match="timeline 1, the tables in /warehouse have changes of timeline 2") as caught:
+    with pytest.raises(OtherSourceError, match="timeline 1, but the tables in /warehouse have changes of timeline 2") as caught:
         judge_lost_log(OF_2, SERVER, None, 0, 5.0)
     assert "above 2 (restart it with standby.signal" in (caught.value.hint or "")
 
