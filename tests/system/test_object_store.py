@@ -288,7 +288,7 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     seen = published_tables.Seen("7123", 9, {})
     published_tables.write(house, seen)
     assert published_tables.read(again) == seen
-    tmp_path.rename(tmp_path.with_name("elsewhere"))
+    tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-elsewhere"))
     with pytest.raises(WarehouseError, match=f"locks of {known_as} are in its staging directory"):
         again.local_root()
 
