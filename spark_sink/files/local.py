@@ -30,7 +30,7 @@ __all__ = [
     "check_usable",
     "fsync_directory",
     "local_directory",
-    "nameable",
+    "nameable_directory",
     "named",
     "open_file",
     "parse_json",
@@ -74,25 +74,20 @@ def local_directory(path: Path | str, what: str) -> Path:
     return shortened if shortened.resolve() == resolved else resolved
 
 
-def nameable(path: Path, what: str) -> Path:
-    """Return the path of ``what``; raise InvalidArgumentsError if it is not UTF-8: Arrow and Java can't name it, as Python can."""
-    text, encoding = str(path), sys.getfilesystemencoding()
-    if text.isascii():
-        return path
+def nameable_directory(path: Path | str, what: str) -> Path:
+    """Do the same as `local_directory`, and raise InvalidArgumentsError, too, if Arrow and Java would not name it as Python does.
+
+    They take paths as UTF-8. Python has stand-ins (surrogates) for bytes that are not.
+    """
+    found, encoding = local_directory(path, what), sys.getfilesystemencoding()
+    text = str(found)
+    is_taken_otherwise = encoding != "utf-8" and not text.isascii()
+    if not is_taken_otherwise and text.encode(errors="ignore").decode() == text:
+        return found
     hint = "give another path"
-    if encoding != "utf-8":
+    if is_taken_otherwise:
         hint = f"set LC_ALL=C.UTF-8 and PYTHONUTF8=1; Python takes the names of files as {encoding} here"
-    elif _is_utf8(text):
-        return path
     raise InvalidArgumentsError(f"{text!a}: the path of {what} is not UTF-8 text", hint=hint)
-
-
-def _is_utf8(text: str) -> bool:
-    """Tell whether all of the text has UTF-8 bytes. Python's stand-ins for other bytes of a path (surrogates) have none."""
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def check_usable(path: Path, what: str) -> None:

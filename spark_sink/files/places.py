@@ -102,7 +102,7 @@ def place(given: Path | str, what: str = "this") -> Path:
     match = _URL.match(given) if isinstance(given, str) else None
     if match is None:
         if isinstance(given, str) or is_local(given):
-            return local.nameable(local.local_directory(given, what), what)
+            return local.nameable_directory(given, what)
         return given
     text = str(given)
     extra = _EXTRAS.get(match[1])

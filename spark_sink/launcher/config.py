@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.publishing import NewPublication, with_companions
 from spark_sink.client.process import COMMAND
-from spark_sink.files.local import local_directory, nameable
+from spark_sink.files.local import nameable_directory
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.readers import Retention
 from spark_sink.staging.writer import Failpoint
@@ -67,4 +67,4 @@ class LauncherConfig:
         if not (self.seal.segment_bytes >= 1 and self.seal.seal_interval_s >= 0):
             raise InvalidArgumentsError(f"the sizes and intervals of {self.seal} are not all more than 0")
         object.__setattr__(self, "publications", with_companions(self.publications, self.new_publication))
-        nameable(local_directory(self.staging, "the staging directory"), "the staging directory")
+        nameable_directory(self.staging, "the staging directory")

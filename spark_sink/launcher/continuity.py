@@ -238,19 +238,18 @@ def judge_lost_log(
     """
     is_accepted = prepared.system_id == accepted_system_id
     check_tables(tables, prepared.system_id, prepared.database, is_accepted=is_accepted)
+    confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
+    resume_lsn = max(confirmed, reached, copied_lsn + 1)  # beyond the copy, as in `judge`
     if prepared.system_id != tables.system_id:
-        resume_lsn = max(int(prepared.confirmed_flush_lsn), tables.position.lsn, copied_lsn + 1)  # as in `judge`
         gap = _lost_log(tables, f"the server has system id {prepared.system_id} now", now)
-        gap = divergence or replace(gap, is_divergence=int(prepared.confirmed_flush_lsn) < resume_lsn)
+        gap = divergence or replace(gap, is_divergence=confirmed < resume_lsn)
         return Verdict(gap, former_system_id=tables.system_id, resume_lsn=resume_lsn)
     check_timeline(f"the tables in {tables.name} have", tables.timeline, prepared.timeline)
-    confirmed, reached = int(prepared.confirmed_flush_lsn), tables.position.lsn
     if divergence is not None:
-        return Verdict(divergence, resume_lsn=max(confirmed, reached, copied_lsn + 1))  # beyond the copy, as in `judge`
+        return Verdict(divergence, resume_lsn=resume_lsn)
     branch_lsn = _tables_branch(tables, prepared)
     if branch_lsn is not None and branch_lsn < max(reached, copied_lsn):
-        gap = _diverged_tables(tables, prepared, branch_lsn, copied_lsn, now)
-        return Verdict(gap, resume_lsn=max(confirmed, reached, copied_lsn + 1))  # beyond the copy, as in `judge`
+        return Verdict(_diverged_tables(tables, prepared, branch_lsn, copied_lsn, now), resume_lsn=resume_lsn)
     if confirmed <= reached and not prepared.slot_created:
         return Verdict(resume_lsn=reached)
     at = "is new, and begins at" if prepared.slot_created else "is at"

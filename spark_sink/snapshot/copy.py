@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["CHUNK_BYTES", "Snapshot", "SnapshotProgress", "finish_killed"]
+__all__ = ["CHUNK_BYTES", "FOLLOW_S", "Snapshot", "SnapshotProgress", "finish_killed"]
 
 _logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ _ROUNDS = 5
 _LOSS_S = 2.0
 _RESTART = RetryPolicy(within_s=300.0, first_pause_s=1.0, longest_pause_s=5.0)
 """How long a snapshot waits for a server that is away. The launcher, which waits for longer, ends the run if it gives up."""
-_FOLLOW_S = 300.0
+FOLLOW_S = 300.0
 """How long a snapshot of a server that was promoted waits by default until the launcher has begun to read from it."""
 _FOLLOW_POLL_S = 0.2
 
@@ -109,7 +109,7 @@ class Snapshot:
         self.copied: dict[Table, tuple[int, Position]] = {}
         """For each finished table: the number of its rows, and its position."""
         self.tables_at_once = _TABLES_AT_ONCE
-        self.follow_s = _FOLLOW_S
+        self.follow_s = FOLLOW_S
         """How long to wait until the launcher reads from the server that the snapshot is of."""
         self._chunk_bytes = chunk_bytes
         self._export: ExportedSnapshot | None = None

@@ -32,7 +32,7 @@ from cdcpipe.units import format_duration
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.snapshot.catalog_look import CatalogLook
-from spark_sink.snapshot.copy import CHUNK_BYTES, finish_killed
+from spark_sink.snapshot.copy import CHUNK_BYTES, FOLLOW_S, finish_killed
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
@@ -108,7 +108,8 @@ class Healer:
         self._unable_since: float | None = None
         """When looks began to fail, or when this was last said; None if the last one did not fail."""
         self._is_look_wanted = False
-        self._has_looked = False
+        self.has_looked = False
+        """Whether the last look at the catalog was possible."""
         self._known: tuple[int, float, list[WantedCopy]] | None = None
         """The tables that wait, as of a number of writes and a time: another process only ever copies some of them."""
         self._told = Told()
@@ -129,11 +130,6 @@ class Healer:
     def waiting(self) -> int:
         """How many tables waited when the healer last looked. Any thread may ask."""
         return 0 if self._known is None else len(self._known[2])
-
-    @property
-    def has_looked(self) -> bool:
-        """Whether the last look at the catalog was possible."""
-        return self._has_looked
 
     def look_soon(self) -> None:
         """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""
@@ -220,10 +216,10 @@ class Healer:
     def _look(self, unable_s: float) -> None:
         """Look at the catalog. Says that looks fail, once they have done so for ``unable_s``."""
         self._looked_at = time.monotonic()
-        self._is_look_wanted, self._has_looked = False, False
+        self._is_look_wanted, self.has_looked = False, False
         self._finish_killed()
         began = time.monotonic()
-        self._has_looked = self._catalog.look(self._is_interrupted)
+        self.has_looked = self._catalog.look(self._is_interrupted)
         now = self._looked_at = time.monotonic()
         self._look_took_s = now - began
         if self._catalog.failure is None:
@@ -262,10 +258,10 @@ class Healer:
 
     # --- the copy ---
 
-    def _copy(self, tables: Sequence[Table], follow_s: float | None = None) -> None:
+    def _copy(self, tables: Sequence[Table], follow_s: float = FOLLOW_S) -> None:
         """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied.
 
-        ``follow_s`` is how long to wait for a launcher that does not read from this server yet; by default `Snapshot.follow_s`.
+        ``follow_s`` is how long to wait for a launcher that does not read from this server yet.
         """
         house = self._warehouse
         reasons = {each.table: each.why for each in wanted_copies.waiting(house) if each.table in tables}
@@ -278,7 +274,7 @@ class Healer:
                 return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
             snapshot = TableSnapshot(self._config, house, [str(table) for table in tables], self._chunk_bytes, self._hold_s)
             snapshot.tables_at_once = len(tables)
-            snapshot.follow_s = snapshot.follow_s if follow_s is None else follow_s
+            snapshot.follow_s = follow_s
             failure: Exception | None = None
             try:
                 snapshot.prepare(self._is_interrupted)

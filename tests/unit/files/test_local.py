@@ -12,7 +12,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files import places
-from spark_sink.files.local import check_usable, fsync_directory, local_directory, nameable, read_json, write_json
+from spark_sink.files.local import check_usable, fsync_directory, local_directory, nameable_directory, read_json, write_json
 from spark_sink.files.places import put_if_absent, sync_file
 
 
@@ -94,7 +94,7 @@ def test_a_directory_has_the_same_name_for_arrow_and_java(
     """They take paths as UTF-8, and fail at others, after the slot has been made."""
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: encoding)
     with pytest.raises(InvalidArgumentsError, match="not UTF-8 text") as raised:
-        nameable(local_directory(path, "the staging directory"), "the staging directory")
+        nameable_directory(path, "the staging directory")
     assert hint in str(raised.value.hint)
     monkeypatch.undo()
-    assert nameable(Path("lake-ä"), "it").name == "lake-ä"
+    assert nameable_directory("lake-ä", "it").name == "lake-ä"

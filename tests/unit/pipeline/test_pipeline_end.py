@@ -104,15 +104,21 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
 
 
+def pipeline_at(lsn: int, clock: Clock, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """Return a pipeline whose tables are at ``lsn``. Its log has one epoch with a segment, from 0x100 to 0x200."""
+    make_epoch(directory / "staging", 1, 0x100, (0x100, 0x200))
+    made = pipeline(Query(clock), directory, monkeypatch)
+    made.warehouse.open(list_epochs(directory / "staging")[0])
+    made._progress = replace(made._progress, position=Position(1, lsn))
+    return made
+
+
 def test_what_an_epoch_says_is_recorded_before_the_log_may_remove_it(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server was upgraded, and then lost changes, while a run streamed from it."""
-    make_epoch(tmp_path / "staging", 1, 0x100, (0x100, 0x200))
-    made = pipeline(Query(clock), tmp_path, monkeypatch)
-    made.warehouse.open(list_epochs(tmp_path / "staging")[0])
+    made = pipeline_at(0x200, clock, tmp_path, monkeypatch)
     made.warehouse.record(Position(1, 0x200))
-    made._progress = replace(made._progress, position=Position(1, 0x200))
     gap = Gap(0x300, "somebody moved the slot", since=1.0, found=2.0)
     make_epoch(tmp_path / "staging", 2, 0x200, (0x200, 0x300), system_id="8", former_system_id="7")
     make_epoch(tmp_path / "staging", 3, 0x400, (0x400, 0x500), system_id="8", gap=gap.to_json())
@@ -126,10 +132,7 @@ def test_what_an_epoch_says_is_recorded_before_the_log_may_remove_it(
 def test_a_gap_is_passed_with_what_its_epochs_say(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server was upgraded, and the slot was lost, before it sent a change."""
     staging, gap = tmp_path / "staging", Gap(0x300, "the slot was gone", since=1.0, found=2.0)
-    make_epoch(staging, 1, 0x100, (0x100, 0x200))
-    made = pipeline(Query(clock), tmp_path, monkeypatch)
-    made.warehouse.open(list_epochs(staging)[0])
-    made._progress = replace(made._progress, position=Position(1, 0x200))
+    made = pipeline_at(0x200, clock, tmp_path, monkeypatch)
     make_epoch(staging, 2, 0x200, system_id="8", former_system_id="7")
     make_epoch(staging, 3, 0x400, system_id="8", gap=gap.to_json())
     made.pass_gap()
@@ -140,10 +143,7 @@ def test_a_gap_is_passed_with_what_its_epochs_say(clock: Clock, tmp_path: Path, 
 def test_oids_end_at_a_gap_before_the_tables_come_to_it(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gap's copies may be there before the changes from before it, which the log still has."""
     staging, gap = tmp_path / "staging", Gap(0x300, "the slot was gone", since=1.0, found=2.0)
-    make_epoch(staging, 1, 0x100, (0x100, 0x200))
-    made = pipeline(Query(clock), tmp_path, monkeypatch)
-    made.warehouse.open(list_epochs(staging)[0])
-    made._progress = replace(made._progress, position=Position(1, 0x100))
+    made = pipeline_at(0x100, clock, tmp_path, monkeypatch)
     made._tables.begin()
     make_epoch(staging, 2, 0x400, system_id="8", former_system_id="7", gap=gap.to_json())
     made.pass_gap()
