@@ -27,7 +27,7 @@ def captured_comments(
     ``place`` tells on which server the relation is: on another one its OID is that of another table. ``columns`` are those of the
     table's changelog.
     """
-    description = captured.in_force(relation.relation_id, captured.server_end(place))
+    description = captured.in_force(relation.relation_id, captured.servers.last_place(place))
     known = None if description is None else description.columns_of(relation)
     if description is None or known is None:
         return None

@@ -18,6 +18,7 @@ from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.ddl_message import parse
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused
@@ -65,7 +66,7 @@ class DdlLog:
         """What the messages up to now say about tables."""
         if self._descriptions is None:
             found, state = Descriptions(), self._changelogs.state(DDL)
-            found.end_at(self._gaps())
+            found.end_at(*self._gaps())
             if state is not None:
                 self._lsn, position = state.lsn, self._warehouse.source().position
                 done_lsn = 0 if position is None else position.lsn  # all tables have the changes up to there
@@ -85,11 +86,13 @@ class DdlLog:
     def read_gaps(self) -> None:
         """Read the gaps of the log again. Call this when there may be another one, before `record_new` gets what follows it."""
         if self._descriptions is not None:
-            self._descriptions.end_at(self._gaps())
+            self._descriptions.end_at(*self._gaps())
 
-    def _gaps(self) -> list[tuple[int, bool]]:
+    def _gaps(self) -> tuple[list[int], Servers]:
+        found = gaps.read(self._warehouse)
         # A server that has lost changes (a failover, a restore) uses their OIDs and column numbers again, as another server does.
-        return [(each.start.lsn, each.is_other_server or each.gap.is_divergence) for each in gaps.read(self._warehouse)]
+        others = Servers(each.start.lsn for each in found if each.is_other_server or each.gap.is_divergence)
+        return [each.start.lsn for each in found], others
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""

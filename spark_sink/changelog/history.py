@@ -170,7 +170,7 @@ class SchemaHistory:
         known = (self._versions or {}).get(use.relation.relation_id, [])
         for before, after in pairwise(known):
             if after.place == (use.end_lsn, use.ordinal):
-                return None if self.captured.is_other_server(before.place, after.place) else (before, after)
+                return (before, after) if self.captured.servers.is_one(before.place, after.place) else None
         return None
 
     def before(self, version: SchemaVersion) -> list[SchemaVersion]:
@@ -185,7 +185,7 @@ class SchemaHistory:
 
     def _of_server(self, versions: Sequence[_V], place: Place) -> list[_V]:
         """Return those of the versions that are of the server that is there at a place: only there its OIDs are these tables'."""
-        return [each for each in versions if not self.captured.is_other_server(each.place, place)]
+        return [each for each in versions if self.captured.servers.is_one(each.place, place)]
 
     def version(self, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the version that applies at a place among the table's changes; None if it is not known."""
@@ -254,7 +254,7 @@ class SchemaHistory:
         Then its facts are not certain, because nobody knows at which description the column was another one.
         """
         place, last = (use.end_lsn, use.ordinal), known[-1] if known else None
-        if last is not None and self.captured.is_other_server(last.place, place):
+        if last is not None and not self.captured.servers.is_one(last.place, place):
             last = None  # it may be of another table
         captured = self.captured.facts(use.relation, place)
         if last is None or _said(last.relation) != _said(use.relation):

@@ -84,7 +84,7 @@ class _Finder:
         self._before = names
         self._is_following = is_following
         self._versions = versions
-        self._end = -1
+        self._server = -1
         self._ended: set[Table] = set()
         """The homes whose OIDs are those of a former server."""
         self._relation_of: dict[Table, int] = {}
@@ -92,19 +92,20 @@ class _Finder:
 
     def pass_to(self, place: Place) -> None:
         """Move on to a place. OIDs are those of the server that is there: not of one before it, nor of one behind it."""
-        before, self._end = self._end, self._before.end_before(place)
-        if before == self._end:
+        servers = self._before.servers
+        before, self._server = self._server, servers.number(place)
+        if before == self._server:
             return
         known = {home: self._newest_until(versions) for home, versions in self._versions.items()}
-        new = {home: each for home, each in known.items() if each is not None and before < self._before.end_before(each.place)}
+        new = {home: each for home, each in known.items() if each is not None and before < servers.number(each.place)}
         self._relation_of |= {home: each.relation_id for home, each in new.items()}
-        here = {home: each for home, each in new.items() if self._before.is_one_server(each.place, place)}
+        here = {home: each for home, each in new.items() if servers.is_one(each.place, place)}
         self._home_of = {each.relation_id: home for home, each in sorted(here.items(), key=lambda item: (item[1].place, item[0]))}
         self._ended = self._relation_of.keys() - here.keys()
 
     def _newest_until(self, versions: Sequence[Version]) -> Version | None:
         """Return the newest version of a table on the server of now, or on one before it."""
-        return next((each for each in reversed(versions) if self._before.end_before(each.place) <= self._end), None)
+        return next((each for each in reversed(versions) if self._before.servers.number(each.place) <= self._server), None)
 
     def _add(self, naming: Naming) -> None:
         if self.names is self._before:

@@ -211,7 +211,7 @@ class TableVersions:
         step, place = self._history.step(use), (use.end_lsn, use.ordinal)
         here = self._history.version(use.relation.relation_id, place)
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
-        is_after_snapshot = is_after_snapshot and not self._history.captured.is_other_server(known[-1].place, place)
+        is_after_snapshot = is_after_snapshot and self._history.captured.servers.is_one(known[-1].place, place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
             self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
@@ -365,11 +365,11 @@ def check_masked(
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
     until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), gaps.names(warehouse)
-    found = [each for each in history.until(relation.relation_id, until) if names.is_one_server(each.place, place)]
+    found = [each for each in history.until(relation.relation_id, until) if names.servers.is_one(each.place, place)]
     for described in [each for each in found if each.facts is not None][-1:]:
         masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)
     copies = [each for each in warehouse.versions(table) if each.snapshot and each.relation_id == relation.relation_id]
-    for copied in [each for each in copies if each.place <= place and names.is_one_server(each.place, place)][-1:]:
+    for copied in [each for each in copies if each.place <= place and names.servers.is_one(each.place, place)][-1:]:
         then = names.name(table, copied.place)
         masks.check_columns((then.schema, then.name), _numbers_of(copied), own, columns)
 

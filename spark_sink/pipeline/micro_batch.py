@@ -41,7 +41,7 @@ from spark_sink.pipeline.fit import gone
 from spark_sink.schema.keys import marked
 from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.published import is_key_told
-from spark_sink.schema.table import AFTER_ALL, MESSAGES, has_key
+from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     MESSAGE_SCHEMA,
@@ -169,9 +169,9 @@ class KnownTables:
         return self._names.shown(self._names.home(relation_id, name, place))
 
     def read_names(self) -> None:
-        """Read the names of the tables, and where OIDs end: at the start, and after each gap of the log."""
+        """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
         self._names = self.versions.names = gaps.names(self.warehouse)
-        self.published.end_at(self._names.end_before(AFTER_ALL))
+        self.published.end_at(self._names.servers)
         self.history.read_gaps()
 
     def begin(self) -> None:

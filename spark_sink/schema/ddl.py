@@ -24,7 +24,8 @@ from sys import intern
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from spark_sink.schema.column_numbers import ColumnFacts
-from spark_sink.schema.table import AFTER_ALL, Place, Table
+from spark_sink.schema.servers import Servers
+from spark_sink.schema.table import Place, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ _ENDS: Final = (_REMOVED, "failure")
 
 
 _Key: TypeAlias = tuple[int, int]
-"""How often the log went on with another server (see `end_at`), and the OID of a table there."""
+"""The number of a server (servers.py), and the OID of a table there."""
 
 
 @dataclass(slots=True)
@@ -109,23 +110,22 @@ class Descriptions:
         """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
         self._publications: list[Place] = []
         """Where publications may have got other columns."""
-        self._servers: list[Place] = []
-        """Those of the gaps behind which the log has the changes of another server."""
+        self.servers = Servers()
+        """Whose OIDs and numbers those at a place are."""
         self.is_off = False
         """Whether the last message came after the capture was removed. Such a message is not used."""
 
-    def end_at(self, gaps: Iterable[tuple[int, bool]]) -> None:
-        """Take the gaps of the log, in order: the LSN at which it goes on, and whether it does so with another server.
+    def end_at(self, gaps: Iterable[int], servers: Servers) -> None:
+        """Take the gaps of the log, in order, as the LSNs at which it goes on, and the servers.
 
-        Call this before messages from behind these gaps are added. OIDs and numbers mean something else on another server. The same
-        server counts as another one if it never had the last changes before the gap: it gives their numbers to other columns.
+        Call this before messages from behind these gaps are added. The same server counts as another one if it never had the last
+        changes before a gap: it gives their numbers to other columns.
         """
-        found = [((start_lsn + 1, -1), is_other) for start_lsn, is_other in gaps]
-        self._gaps = [place for place, _ in found]
-        self._servers = [place for place, is_other in found if is_other]
+        self._gaps = [(start_lsn + 1, -1) for start_lsn in gaps]
+        self.servers = servers
 
     def _key(self, relation_id: int, place: Place) -> _Key:
-        return bisect_right(self._servers, place), relation_id
+        return self.servers.number(place), relation_id
 
     def _of(self, relation_id: int, place: Place) -> _Known | None:
         return self._known.get(self._key(relation_id, place))
@@ -269,16 +269,6 @@ class Descriptions:
             return None
         return {column.facts.number for column in found}, len(found) == len(description.columns)
 
-    def is_other_server(self, start: Place, until: Place) -> bool:
-        """Tell whether the log has gone on with another server between two places."""
-        return bisect_right(self._servers, start) != bisect_right(self._servers, until)
-
-    def server_end(self, place: Place) -> Place:
-        """Return the last place of the server that is there at a place."""
-        for lsn, ordinal in self._servers[bisect_right(self._servers, place) :][:1]:
-            return lsn, ordinal - 1
-        return AFTER_ALL
-
     def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
 
@@ -314,7 +304,7 @@ class Descriptions:
 
     def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
         """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
-        server = bisect_right(self._servers, place)
+        server = self.servers.number(place)
         for known in [known for (of, _), known in self._known.items() if of == server]:
             number = bisect_right(known.places, place)
             while number - 1 in known.doubtful:

@@ -16,12 +16,13 @@ created under the name of a dropped table goes on in its home, as always.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import AFTER_ALL, Place, Table
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ class Names:
     def __init__(self, namings: Iterable[Naming] = (), done_lsn: int = 0, *, is_following: bool | None = None) -> None:
         self.done_lsn = done_lsn
         self.is_following = is_following
+        self.servers = Servers()
+        """Whose OIDs those at a place are. They are not recorded with the names."""
         self._namings: list[Naming] = []
-        self._ends: list[int] = []
         self._last_place: Place = (0, 0)
         # A job may rename a table every night, for years. So a copy shares the values, which are never changed.
         self._of_relation: dict[int, tuple[Naming, ...]] = {}
@@ -109,22 +111,6 @@ class Names:
         """All that was added, in the order of the places."""
         return self._namings
 
-    def end_oids_at(self, ends: Iterable[int]) -> None:
-        """Take the LSNs, in order, behind which the log has the changes of another server: there an OID is another table's.
-
-        They are not recorded with the names (warehouse/gaps.py has them).
-        """
-        self._ends = list(ends)
-
-    def end_before(self, place: Place) -> int:
-        """Return the last LSN before a place at which OIDs have ended; 0 if there is none."""
-        number = bisect_left(self._ends, place[0])
-        return self._ends[number - 1] if number else 0
-
-    def is_one_server(self, place: Place, other: Place) -> bool:
-        """Tell whether two places are between the same two of these LSNs. Only then an OID at both is the same table's."""
-        return self.end_before(place) == self.end_before(other)
-
     def add(self, naming: Naming) -> None:
         """Add a naming. They come in their order."""
         if self.has(naming.home):
@@ -144,7 +130,7 @@ class Names:
         with a name that it had before.
         """
         for naming in reversed(self._of_relation.get(relation_id, ())):
-            if name in (naming.name, naming.former) and self.is_one_server(naming.place, place):
+            if name in (naming.name, naming.former) and self.servers.is_one(naming.place, place):
                 return naming.home
         held = self.holder(name, place)
         return Table(name.schema, name.name, relation_id) if held is None else held

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.schema.servers import Servers
+from spark_sink.schema.table import AFTER_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,16 +49,17 @@ class PublishedTables:
         self._is_fresh = False
         self._failure: CdcpipeError | None = None
         """Why the catalog could not be asked in this micro-batch. Each attempt may take a minute, so one is enough."""
-        self._end_lsn = 0
+        self._servers = Servers()
 
-    def end_at(self, lsn: int) -> None:
-        """Take the LSN behind which the log has the changes of the server of now; 0 if it has those of no other one."""
-        if lsn != self._end_lsn:
-            self._end_lsn, self._tables, self._former, self._asked, self._is_fresh = lsn, {}, {}, set(), False
+    def end_at(self, servers: Servers) -> None:
+        """Take the servers of the log. If there is a new one, the earlier answers are those of a former one."""
+        if servers.number(AFTER_ALL) != self._servers.number(AFTER_ALL):
+            self._tables, self._former, self._asked, self._is_fresh = {}, {}, set(), False
+        self._servers = servers
 
     def at(self, lsn: int) -> PublishedTables:
         """Return what is to be asked about a change in the transaction that ends at this LSN: nobody if it is a former server's."""
-        return self if lsn > self._end_lsn or not self._end_lsn else PublishedTables(None)
+        return self if self._servers.is_last(lsn) else PublishedTables(None)
 
     def begin_batch(self) -> None:
         """Allow to ask the catalog again: it is newer than everything in the stream so far."""

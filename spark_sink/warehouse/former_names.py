@@ -58,7 +58,7 @@ def carried(before: Seen | None, now: Seen, masks: Masks, *, is_at_server_of_now
 class _Look:
     """A look at the catalog.
 
-    ``servers`` are the servers that it may have been at: each is the number of gaps to another server before it. It is empty if
+    ``servers`` are the numbers of the servers that it may have been at (schema/servers.py). It is empty if
     nobody knows, because pg_upgrade has given the server another system id since. ``names`` has for each relation the names under
     which it is published, and was before.
     """
@@ -74,13 +74,13 @@ class FormerNames:
     def __init__(self, house: Warehouse) -> None:
         self._house = house
         self._called = gaps.names(house)
-        self._ends = [each for each in gaps.read(house) if each.is_other_server]
         self._looks: list[_Look] = []
         """The last look, and those at former servers of which changes are still to come."""
-        seen, system_ids = read(house), [*(each.former_system_id for each in self._ends), house.source().system_id]
+        former = [each.former_system_id for each in gaps.read(house) if each.is_other_server]
+        seen, system_ids = read(house), [*former, house.source().system_id]
         while seen is not None:
             servers = frozenset(number for number, system_id in enumerate(system_ids) if system_id == seen.system_id)
-            names = {number: set(former) for number, former in seen.former.items()}
+            names = {number: set(found) for number, found in seen.former.items()}
             for each in seen.tables.values():
                 for number in _relations(each):
                     names.setdefault(number, set()).add(each.table)
@@ -107,7 +107,7 @@ class FormerNames:
             names.update(name for number in numbers for name in look.names.get(number, ()))
         if is_asked:  # the stream may have brought a table since the look
             for home, versions in self._house.all_versions().items():
-                here = (each for each in reversed(versions) if self._called.is_one_server(each.place, (lsn, 0)))
+                here = (each for each in reversed(versions) if self._called.servers.is_one(each.place, (lsn, 0)))
                 newest = next(here, None)
                 if newest is not None and newest.relation_id in numbers:
                     names |= {home, self._called.name(home)}
@@ -115,7 +115,7 @@ class FormerNames:
 
     def _look_at(self, lsn: int) -> _Look | None:
         """Return the last look at the server that is there at ``lsn``; None if there is none. A look's LSN does not tell this."""
-        server = sum(each.start.lsn < lsn for each in self._ends)
+        server = self._called.servers.number((lsn, 0))
         certain = (each for each in self._looks if server in each.servers)
         return next(certain, None) or next((each for each in self._looks if not each.servers), None)
 

@@ -16,6 +16,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.servers import Servers
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots
@@ -122,15 +123,15 @@ def unrecorded(known: Iterable[TablesGap], epochs: Iterable[Epoch]) -> list[Tabl
 def names(house: Warehouse) -> Names:
     """Return the names of the tables, as of now. Behind a gap to another server they do not go by OIDs of the former one."""
     found = house.names()
-    found.end_oids_at(each.start.lsn for each in read(house) if each.is_other_server)
+    found.servers = Servers(each.start.lsn for each in read(house) if each.is_other_server)
     return found
 
 
 def is_at_server_of_now(house: Warehouse, epochs: Iterable[Epoch]) -> bool:
     """Tell whether the tables have all changes of former servers: what the server tells of OIDs does not hold for these."""
-    starts = [epoch.start_lsn for epoch in epochs if epoch.gap is not None and epoch.former_system_id is not None]
+    servers = Servers(epoch.start_lsn for epoch in epochs if epoch.gap is not None and epoch.former_system_id is not None)
     position = house.source().position
-    return not starts or (position is not None and position.lsn >= starts[-1])
+    return servers.is_last(1 if position is None else position.lsn + 1)
 
 
 def open_gap(house: Warehouse) -> TablesGap | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from spark_sink.changelog.captured_comments import captured_comments
 from spark_sink.schema.ddl import Descriptions
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import AFTER_ALL, Table
 from spark_sink.schema.types import merge_columns
 from spark_sink.warehouse.comments import Comments, commented_tables, read_comments, write_comments
@@ -40,7 +41,7 @@ def test_the_newest_comments_count() -> None:
 
 def test_comments_of_another_server_are_those_of_another_table() -> None:
     captured, relation, columns = Descriptions(), table("id"), merge_columns(None, [table("id")])
-    captured.end_at([(20, True)])
+    captured.end_at([20], Servers([20]))
     captured.add((10, 0), message(commented("id=1", "old", None)))
     captured.add((20, 1), message(commented("id=1", "former", None)))
     captured.add((30, 0), message(commented("id=1", "other", None)))

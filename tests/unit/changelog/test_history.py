@@ -18,6 +18,7 @@ from spark_sink.pipeline.micro_batch import KnownTables
 from spark_sink.schema.column_numbers import ColumnFacts, looks
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import merge_columns
 from spark_sink.source.contents import Contents, Use
@@ -136,7 +137,7 @@ def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_p
     copied_table(house, 8, MOOD)
     now = {"relation_id": 1, "schema": "public", "name": "other", "columns": catalog("id=1 b=2")}
     published = PublishedTables(lambda: [now])
-    published.end_at(20)
+    published.end_at(Servers([20]))
     history, other = SchemaHistory(spark, house, published), Table("public", "other")
     segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])

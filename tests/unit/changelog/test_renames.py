@@ -9,6 +9,7 @@ import pytest
 
 from spark_sink.changelog.renames import follow, told
 from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Table, Version
 from spark_sink.source.contents import Use
 from spark_sink.source.ddl import Ddl
@@ -67,7 +68,7 @@ def test_a_table_goes_on_under_another_name() -> None:
 def test_another_server_has_other_tables_under_the_same_oids() -> None:
     """As after dump and restore. OIDs begin at 16384 there, too."""
     names = Names([Naming((7, 0), Y, named("b"), named("c"), named("b"))])
-    names.end_oids_at([100])
+    names.servers = Servers([100])
     # A new table has the OID of a former one. Before the end it was a rename.
     for lsn, expected in ((50, named("a")), (100, named("a")), (200, named("new"))):
         now, lines = found(rename(lsn, 0, X, "new"), known=newest(a=X, b=Y), names=names)
@@ -93,7 +94,7 @@ def test_another_server_has_other_tables_under_the_same_oids() -> None:
 def test_a_copy_of_another_server_tells_nothing_of_the_tables_before_it() -> None:
     """It may be there before the changes from before the gap: these are in the log, and the copy does not wait for them."""
     names = Names()
-    names.end_oids_at([100])
+    names.servers = Servers([100])
     copied = {named("d"): [version(150, 0, ID, X)]}
     # A table that is created before the gap has the OID of one that was copied behind it.
     events = rename(50, 0, X, "new"), change(50, 1, X, "new")
@@ -109,7 +110,7 @@ def test_a_copy_of_another_server_tells_nothing_of_the_tables_before_it() -> Non
         assert now.home(X, named("d"), (200, 0)) == named("d")
     # A name that was recorded behind the gap tells nothing of changes before it.
     names = Names([Naming((150, 0), X, named("e"), named("f"), named("e"))])
-    names.end_oids_at([100])
+    names.servers = Servers([100])
     assert [names.home(X, named("f"), (lsn, 0)) for lsn in (100, 150)] == [named("f"), named("e")]
 
 

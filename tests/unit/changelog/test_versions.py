@@ -17,6 +17,7 @@ from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
 from spark_sink.source.contents import Use
@@ -558,7 +559,7 @@ def test_behind_a_gap_the_key_is_not_that_of_captured_ddl_from_before(tmp_path: 
     full = replace(table("id code"), replica_identity="f")
     columns = merge_columns(None, [full])
     history = History(SchemaVersion(1, 0, full, None))
-    history.captured.end_at([(1000, False)])
+    history.captured.end_at([1000], Servers())
     history.captured.add((10, 0), message(captured("id=1 code=2", key=["id"])))
     published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": ["id", "code"], "columns": catalog("id=1 code=2")}])
     versions = TableVersions(warehouse, cast("SchemaHistory", history), published)
@@ -671,7 +672,7 @@ def test_the_catalog_tells_nothing_of_another_server(tmp_path: Path) -> None:
     published = PublishedTables(describe)
     before = published.primary_key(full), published.at(20).parts(full)
     assert before == (CODE, [9])
-    published.end_at(100)
+    published.end_at(Servers([100]))
     versions = TableVersions(warehouse, history, published)
     known = [version(10, 0, ID)]
     for lsn, expected in (20, ID), (100, ID), (101, ID):

@@ -148,7 +148,7 @@ def test_oids_end_at_a_gap_before_the_tables_come_to_it(clock: Clock, tmp_path: 
     make_epoch(staging, 2, 0x400, system_id="8", former_system_id="7", gap=gap.to_json())
     made.pass_gap()
     assert (made.progress.position, made.warehouse.source().system_id) == (Position(1, 0x100), "8")
-    assert made._tables.names.end_before((0x500, 0)) == 0x400
+    assert made._tables.names.servers.number((0x500, 0)) == 1
     assert made._tables.published.at(0x400) is not made._tables.published.at(0x401) is made._tables.published
 
 

@@ -9,6 +9,7 @@ import pytest
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.ddl_message import DdlMessage, parse
+from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Table
 from support.ddl_messages import content, described, message
 from support.descriptions import table
@@ -133,7 +134,7 @@ def test_a_command_that_drops_a_column_of_a_partitioned_table_and_adds_one() -> 
 
 def test_a_partitioned_table_does_not_tell_of_columns_that_came_in_a_gap() -> None:
     found = Descriptions()
-    found.end_at([(15, False)])
+    found.end_at([15], Servers())
     for place, columns in ((10, 0), "id=1 a=2"), ((20, 0), "id=1 a=2 b=3"), ((30, 0), "id=1 a=2 b=3 c=4"):
         found.add(place, message(described(columns, kind="partitioned")))
     facts = found.facts(table("id a b c"), (30, 0))
@@ -155,7 +156,7 @@ def test_nothing_is_certain_after_the_capture_ended(kind: str) -> None:
 def test_a_gap_of_the_log_ends_what_was_described() -> None:
     """The gap may have had a command on the table, or the end of the capture."""
     found = Descriptions()
-    found.end_at([(20, False)])
+    found.end_at([20], Servers())
     found.add((10, 0), message(described("id=1 a=2'7", key=["id"])))
     found.add((20, 0), message(described("id=1 a=2'7", key=["id"])))  # the last one before the gap
     before = table("id a")
@@ -171,13 +172,13 @@ def test_a_gap_of_the_log_ends_what_was_described() -> None:
     assert found.facts(before, (50, 0)) == (ID, replace(A, missing="7"))  # the columns are those of before
     # The capture was there behind the gap, because its first message does not begin it.
     assert [found.covers(*places) for places in [((25, 0), (30, 0)), ((15, 0), (60, 0)), ((25, 0), (60, 0))]] == [True, False, True]
-    found.end_at([(20, False), (40, False)])
+    found.end_at([20, 40], Servers())
     assert not found.covers((25, 0), (30, 0))
 
 
 def test_another_server_has_other_tables_under_the_same_oids() -> None:
     found = Descriptions()
-    found.end_at([(20, True)])
+    found.end_at([20], Servers([20]))
     found.add((10, 0), message(described("id=1 a=2'7 b=3", key=["id"])))
     found.add((30, 0), message(described("id=1 a=2", key=["a"])))
     assert found.facts(table("id a"), (15, 0)) == (ID, replace(A, missing="7"))
@@ -392,7 +393,7 @@ def test_a_column_that_was_dropped_does_not_come_back() -> None:
 def test_columns_that_may_have_been_dropped_without_a_message(end: DdlMessage | None) -> None:
     """The capture may have been off, or the log have a gap."""
     found = Descriptions()
-    found.end_at([(40, False)] if end is None else [])
+    found.end_at([40] if end is None else [], Servers())
     found.add((10, 0), message(ADDED))
     found.add((20, 0), message(described("id=1 a=2")))  # event triggers were off
     assert found.in_force(1, (25, 0)) is None
