@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.version import own_version
 from spark_sink.files.places import make_directory, map_reads, read_json, write_json
-from spark_sink.schema.table import NO_COPIES, mergeable_lsn
+from spark_sink.schema.table import NO_COPIES, has_key, mergeable_lsn
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
@@ -130,11 +130,7 @@ class Rest:
         versions = house.versions(table)
         if changelog is None or not versions or any(each is not None and each.is_restored for each in (changelog, replica)):
             return False
-        has_key = any(each.key for each in versions)
-        if has_key and house.format.keeps_replicas and (replica is None or replica.lsn < mergeable_lsn(versions, changelog.lsn)):
+        merges = has_key(versions) and house.format.keeps_replicas
+        if merges and (replica is None or replica.lsn < mergeable_lsn(versions, changelog.lsn)):
             return False
-        if not (has_key and house.keeps_history):
-            return True
-        facts = stored_histories.facts(house, table)
-        lsn = stored_histories.wanted_lsn(versions, changelog.lsn, known_lsn)
-        return facts is not None and facts.known_lsn(versions) >= mergeable_lsn(versions, lsn) and not facts.forgets_lsn
+        return not house.keeps_history or stored_histories.missing_until(house, table, changelog.lsn, known_lsn) is None

@@ -64,22 +64,13 @@ class Histories:
         for table in self._warehouse.tables():
             if self.rounds.is_hurried:
                 return
-            until = self._behind(table, reached)
-            if until is not None:
+            changelog_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
+            lsn = stored_histories.missing_until(self._warehouse, table, changelog_lsn, reached.lsn) if changelog_lsn else None
+            if lsn is not None:
                 with self._lock.history():
-                    self._bring(table, until)
+                    self._bring(table, Position(reached.epoch, lsn))
                 if self._names is not None:
                     self._names.register([table])
-
-    def _behind(self, table: Table, reached: Position) -> Position | None:
-        """Return the position to which a table's history has to be brought; None if it is there."""
-        changelog_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
-        if not changelog_lsn:
-            return None
-        found, versions = stored_histories.facts(self._warehouse, table), self._warehouse.versions(table)
-        lsn = stored_histories.wanted_lsn(versions, changelog_lsn, reached.lsn)
-        is_there = found is not None and found.known_lsn(versions) >= lsn and not found.forgets_lsn  # else warn before it forgets
-        return None if is_there else Position(reached.epoch, lsn)
 
     def _bring(self, table: Table, until: Position) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.delta import log as delta_log
+from spark_sink.schema.table import mergeable_lsn
 from spark_sink.warehouse.formats import SPARK
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "copies_until", "facts", "facts_in", "first_properties", "properties", "wanted_lsn"]
+__all__ = ["HistoryFacts", "copies_until", "facts", "facts_in", "first_properties", "missing_until", "properties", "wanted_lsn"]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -76,6 +77,14 @@ def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, reached_lsn: int
     (``reached_lsn``): until then, changes from before the snapshot may come.
     """
     return max([changelog_lsn, *copies_until(versions, reached_lsn)])
+
+
+def missing_until(house: Warehouse, table: Table, changelog_lsn: int, reached_lsn: int) -> int | None:
+    """Return the LSN to which a table's history has to be brought; None if it is there, or can get no further (a lost key)."""
+    found, versions = facts(house, table), house.versions(table)
+    lsn = mergeable_lsn(versions, wanted_lsn(versions, changelog_lsn, reached_lsn))
+    is_there = found is not None and found.known_lsn(versions) >= lsn and not found.forgets_lsn  # else warn before it forgets
+    return None if not lsn or is_there else lsn
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:

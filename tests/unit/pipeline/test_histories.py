@@ -95,6 +95,28 @@ def test_a_copy_counts_when_the_warehouse_has_passed_it(
     assert brought == [Position(2, lsn) for lsn in expected]
 
 
+@pytest.mark.parametrize(("history_lsn", "expected"), [(None, [79]), (70, [79]), (79, [])])
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_history_goes_on_to_the_loss_of_the_key(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, history_lsn: int | None, expected: list[int], is_copied: bool
+) -> None:
+    """Nothing can bring it further. Each round asked for that, and Spark opened the changelog."""
+    brought: list[Position] = []
+    monkeypatch.setattr("spark_sink.replica.history_table.bring", lambda *asked: brought.append(asked[3]))
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    house.write_versions(B, [version(1, 0, ())])  # never had a key
+    lost = version(80, 0, (), relation_id=9)
+    copies = [replace(lost, end_lsn=90, snapshot=((1, "id"),))] if is_copied else []
+    house.write_versions(A, [*house.versions(A), lost, *copies])
+    if history_lsn is not None:
+        schema = history_schema(StructType([StructField("id", LongType())]))
+        noted = stored_histories.first_properties(house, A, 0, frozenset())
+        Rewrite.new(house.history(A), ID, schema, noted).commit(Position(1, history_lsn))
+    spark: Any = None
+    Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
+    assert brought == [Position(1, lsn) for lsn in expected]
+
+
 def test_a_history_that_was_set_back_is_named(
     house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
