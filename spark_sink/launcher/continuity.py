@@ -39,7 +39,7 @@ from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Epoch, StagingError, left_lsn, passing_lsn
+from spark_sink.staging.log import StagingError, left_lsn, passing_lsn
 from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn, upgrade_hint
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.staging.account import Account
-    from spark_sink.staging.log import Position
+    from spark_sink.staging.log import Epoch, Position
 
 __all__ = [
     "FedTables",
@@ -131,7 +131,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
-    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else parted_lsn(last, prepared)
+    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else parted_lsn(last.timeline, last.timeline_began_lsn, prepared)
     if branch_lsn is not None:
         is_new_timeline = True
         if branch_lsn < known_lsn:
@@ -261,19 +261,10 @@ def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:
     if not tables.timeline:
         # They may be on any timeline, also on one that the server does not know. All have what is before the first branch.
         return min((lsn for _, lsn in prepared.timeline_history), default=None)
-    number, lsn = tables.position
-    epoch = Epoch(
-        number,
-        tables.system_id,
-        tables.timeline,
-        tables.database,
-        "",
-        (),
-        {},
-        lsn,
-        timeline_began_lsn=tables.timeline_began_lsn,
-    )
-    return _branch([epoch], prepared) if prepared.timeline > tables.timeline else parted_lsn(epoch, prepared)
+    parted = parted_lsn(tables.timeline, tables.timeline_began_lsn, prepared)
+    if parted is not None or prepared.timeline <= tables.timeline:
+        return parted
+    return dict(prepared.timeline_history).get(tables.timeline, 0)
 
 
 def _diverged_tables(tables: FedTables, prepared: Prepared, branch_lsn: int, copied_lsn: int, now: float) -> Gap:
@@ -335,7 +326,7 @@ def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
         if end is None:
             return common
         following = epochs[number + 1] if number + 1 < len(epochs) else None
-        parted = parted_lsn(epoch, prepared)
+        parted = parted_lsn(epoch.timeline, epoch.timeline_began_lsn, prepared)
         if parted is not None and (following is None or parted < following.start_lsn):
             return parted
         if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:

@@ -81,17 +81,17 @@ def check_timeline(it_has: str, known: int, timeline: int) -> None:
         raise OtherSourceError(msg, hint=hint)
 
 
-def parted_lsn(epoch: Epoch, server: Server) -> int | None:
-    """Return where two timelines with the number of ``epoch.timeline`` parted: the log's and the server's. None if they are one.
+def parted_lsn(timeline: int, began_lsn: int, server: Server) -> int | None:
+    """Return where two timelines with this number parted: the log's, which began at ``began_lsn`` (0 if unknown), and the server's.
 
-    A promoted server takes the next number that it knows to be free. So two standbys of one primary can take the same number.
+    None if they are one. A promoted server takes the next number that it knows to be free. So two standbys of one primary can take
+    the same number.
     """
-    began_at = server.timeline_began_at.get(epoch.timeline, 0)
-    is_known = epoch.timeline_began_lsn and began_at
-    return min(began_at, epoch.timeline_began_lsn) if is_known and began_at != epoch.timeline_began_lsn else None
+    theirs = server.timeline_began_at.get(timeline, 0)
+    return min(theirs, began_lsn) if theirs and began_lsn and theirs != began_lsn else None
 
 
 def is_elsewhere(epoch: Epoch, server: Server) -> bool:
     """Tell whether the server is another one than that of ``epoch``, or on another timeline. Positions mean other changes there."""
     is_same = (server.system_id, server.timeline) == (epoch.system_id, epoch.timeline)
-    return not is_same or parted_lsn(epoch, server) is not None
+    return not is_same or parted_lsn(epoch.timeline, epoch.timeline_began_lsn, server) is not None
