@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from cdcpipe.threads import Worker
 from spark_sink.staging.readers import Retention, remove_consumed
@@ -47,8 +47,7 @@ class Sealer:
         self._wake = wake
         self._changed = threading.Condition()
         self._queue: deque[Sealing] = deque()
-        self._is_sealing = False
-        self._is_resting = True
+        self._work: Literal["resting", "sealing", "afterwards"] = "resting"
         self._closing = False
         self._error: BaseException | None = None
         self._remove_at = time.monotonic() + _REMOVE_INTERVAL_S
@@ -72,7 +71,7 @@ class Sealer:
     def drain(self) -> None:
         """Wait until all queued segments are sealed. Raises the error that stopped the thread."""
         with self._changed:
-            self._changed.wait_for(lambda: (not self._queue and not self._is_sealing) or self._error is not None)
+            self._changed.wait_for(lambda: (not self._queue and self._work != "sealing") or self._error is not None)
         self.check()
 
     def rest(self) -> None:
@@ -81,7 +80,7 @@ class Sealer:
         Nothing that it works with may change before: a new epoch removes old epochs and temporary files.
         """
         with self._changed:
-            self._changed.wait_for(lambda: (not self._queue and self._is_resting) or self._error is not None)
+            self._changed.wait_for(lambda: (not self._queue and self._work == "resting") or self._error is not None)
         self.check()
 
     def close(self) -> None:
@@ -100,25 +99,25 @@ class Sealer:
                     segment = self._writer.seal(sealing)
                 self._sealed(segment, sealing)
                 self.sealed_lsn = segment.end_lsn
-                self._tell()
+                self._sealing_ended()
                 self._afterwards(segment, sealing)
         except BaseException as ex:  # noqa: BLE001 - `check` raises it again in the launcher's thread
             self._error = ex
-            self._tell()
+            self._sealing_ended()
 
     def _next(self) -> Sealing | None:
         with self._changed:
-            self._is_resting = True
+            self._work = "resting"
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._closing:
                 return None
-            self._is_sealing, self._is_resting = True, False
+            self._work = "sealing"
             return self._queue.popleft()
 
-    def _tell(self) -> None:
+    def _sealing_ended(self) -> None:
         with self._changed:
-            self._is_sealing = False
+            self._work = "afterwards"
             self._changed.notify_all()
         self._wake()
 
