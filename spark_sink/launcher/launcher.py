@@ -116,8 +116,6 @@ class Launcher(Background):
         self._progress = Progress()
         self._child: Streamer | None = None
         self._is_complete = False
-        self._refused_idle: tuple[int, float] | None = None
-        """An idle position that could not be recorded, and when to try again."""
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
         self._wakeup = _Wakeup()
@@ -184,7 +182,7 @@ class Launcher(Background):
                 config,
                 writer,
                 lambda failure, end_lsn: self._wait_before_restart(policy, failure, end_lsn),
-                self._stopping.wait,
+                self._stopping,
                 self._tell,
                 tables=self.tables,
                 read_copied_lsn=self.read_copied_lsn,
@@ -248,7 +246,6 @@ class Launcher(Background):
         is_whole = False
         with streamer as child:
             self._child = child
-            self._refused_idle = None
             child.begin(arguments)
             feedback = Feedback(child, start_lsn, self.config.hook)
             try:
@@ -321,22 +318,20 @@ class Launcher(Background):
     def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         """Record a position up to which nothing more is published, and let the streamer confirm it."""
         sealer.drain()
-        self._refused_idle = None
+        feedback.refused_idle = None
         if writer.open_size:
             return
         if account.record(self.config.staging, lsn, writer.end_lsn):
             feedback.allow(lsn)
         else:
-            self._refused_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
+            feedback.refused_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
 
     def _try_refused_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
         """Record a refused idle position if that is due, and return when ``_pump`` has to look again. Nothing if there is none."""
-        refused = self._refused_idle
-        if refused is not None and time.monotonic() >= refused[1]:
+        if (refused := feedback.refused_idle) is not None and time.monotonic() >= refused[1]:
             self._take_idle(refused[0], writer, sealer, feedback)
             feedback.send(sealer.sealed_lsn)
-        refused = self._refused_idle
-        if refused is None:
+        if (refused := feedback.refused_idle) is None:
             return deadline
         return refused[1] if deadline is None else min(deadline, refused[1])
 

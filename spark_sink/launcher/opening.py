@@ -36,6 +36,7 @@ from spark_sink.staging.same_source import check_source, is_elsewhere
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from threading import Event
 
     from spark_sink.client.failure import Failure
     from spark_sink.launcher.config import LauncherConfig
@@ -53,7 +54,7 @@ class Opening:
     """Begins the epochs of one launcher.
 
     - ``wait_before_restart`` gets a failure and the end of the log. It waits, and returns False if the launcher has to stop.
-    - ``wait`` waits for a number of seconds, and returns True if the launcher has to stop.
+    - ``stopping`` is set once the launcher has to stop.
     - ``tables`` are the tables that are fed from the log, if there are any.
     - ``read_copied_lsn`` reads the LSN of the newest copy of one of them; 0 if there is none.
     """
@@ -63,7 +64,7 @@ class Opening:
         config: LauncherConfig,
         writer: StagingWriter,
         wait_before_restart: Callable[[Failure, int], bool],
-        wait: Callable[[float], bool],
+        stopping: Event,
         tell: Callable[[str], None],
         *,
         tables: FedTables | None,
@@ -72,7 +73,7 @@ class Opening:
         self._config = config
         self._writer = writer
         self._wait_before_restart = wait_before_restart
-        self._wait = wait
+        self._stopping = stopping
         self._tell = tell
         self._tables = tables
         self._read_copied_lsn = read_copied_lsn
@@ -156,10 +157,10 @@ class Opening:
                 _logger.warning(
                     "the server's WAL is at %s; the stream begins when it has passed %s", found.wal_lsn, format_lsn(lsn)
                 )
-            if self._wait(_AWAIT_WAL_S):
+            if self._stopping.wait(_AWAIT_WAL_S):
                 return False
             found = self._prepare()
-        return found is not None and not self._wait(0)
+        return found is not None and not self._stopping.is_set()
 
     def _resume_lsn(self) -> int:
         """Return the end of the log if its last changes never happened on this server, and nothing has come since; else 0."""
@@ -175,7 +176,7 @@ class Opening:
         """
         config = self._config
         self.close()
-        while not self._wait(0):
+        while not self._stopping.is_set():
             log = self._log()
             # A later one may be beyond what the server says of its WAL.
             self._copied_lsn = max(self._copied_lsn, copied.read(config.staging))
@@ -198,7 +199,7 @@ class Opening:
                     )
                 )
                 try:
-                    found = streamer.prepared(lambda: self._wait(0))
+                    found = streamer.prepared(self._stopping.is_set)
                 except InterruptedError:
                     return None
                 if isinstance(found, Prepared):
