@@ -235,27 +235,20 @@ def commit(
     """
     now_ms = time.time_ns() // 1_000_000
     files = list(files)
-    information = {
-        "timestamp": now_ms,
-        "operation": "WRITE" if replaced is None else "MERGE",
-        "operationParameters": {"mode": "Append", "partitionBy": "[]"} if replaced is None else {},
-        "isBlindAppend": replaced is None,
-        "operationMetrics": {
-            "numFiles": str(len(files)),
-            "numOutputRows": str(sum(file.rows for file in files)),
-            "numOutputBytes": str(sum(file.size for file in files)),
-        },
-        "userMetadata": str(mark),
-        "engineInfo": "cdcpipe",
+    metrics = {
+        "numFiles": str(len(files)),
+        "numOutputRows": str(sum(file.rows for file in files)),
+        "numOutputBytes": str(sum(file.size for file in files)),
     }
-    actions: list[Mapping[str, Any]] = [{"commitInfo": information}, *table.definition]
+    operation, parameters = ("WRITE", {"mode": "Append", "partitionBy": "[]"}) if replaced is None else ("MERGE", {})
+    more = {"isBlindAppend": replaced is None, "operationMetrics": metrics, "userMetadata": str(mark)}
+    actions = [_information(operation, now_ms, parameters, **more), *table.definition]
     if is_reached:
         actions.append({"txn": {"appId": APPLICATION, "version": mark.lsn, "lastUpdated": now_ms}})
     for each in replaced or ():
         actions += _replacing(each, now_ms)
     actions += [{"add": _added(file, table, now_ms)} for file in files]
-    text = "".join(json.dumps(action) + "\n" for action in actions)
-    version = _write(table.path, text, table.version + 1, lambda other: _check(table, other, replaced is not None))
+    version = _write(table.path, actions, table.version + 1, lambda other: _check(table, other, replaced is not None))
     if version and not commit_path(table.path, version - 1).exists():
         # The table is further than this version, and its log was shortened meanwhile (delta_log.shorten). No reader would see this
         # commit, so take it back.
@@ -284,21 +277,11 @@ def replace_files(log: TableLog, table: FileTable, files: Sequence[Mapping[str, 
     if is_redefined or not {str(file["path"]) for file in files} <= there:
         raise ChangedError
     now_ms = time.time_ns() // 1_000_000
-    actions: list[Mapping[str, Any]] = [
-        {
-            "commitInfo": {
-                "timestamp": now_ms,
-                "operation": "OPTIMIZE",
-                "operationParameters": {"predicate": "[]"},
-                "isBlindAppend": False,
-                "operationMetrics": {"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
-                "engineInfo": "cdcpipe",
-            }
-        }
-    ]
+    metrics = {"numRemovedFiles": str(len(files)), "numAddedFiles": "1"}
+    actions = [_information("OPTIMIZE", now_ms, {"predicate": "[]"}, isBlindAppend=False, operationMetrics=metrics)]
     actions += [{"remove": {**_removed(file, now_ms), "dataChange": False}} for file in files]
     actions.append({"add": {**_added(written, table, now_ms), "dataChange": False}})
-    _write(log.path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
+    _write(log.path, actions, log.version + 1, _refuse)
 
 
 def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[str, Any]], features: Collection[str] = ()) -> bool:
@@ -317,16 +300,10 @@ def redefine(path: Path, operation: str, change: Callable[[TableLog], Mapping[st
         if metadata == log.metadata:
             return False
         _check_supported(log)
-        information = {
-            "timestamp": time.time_ns() // 1_000_000,
-            "operation": operation,
-            "operationParameters": {},
-            "engineInfo": "cdcpipe",
-        }
-        actions: list[Mapping[str, Any]] = [{"commitInfo": information}, {"metaData": metadata}]
+        actions = [_information(operation, time.time_ns() // 1_000_000, {}), {"metaData": metadata}]
         if not log.features("writerFeatures").issuperset(features):
             actions.append({"protocol": _protocol(log, features)})
-        _write(path, "".join(json.dumps(action) + "\n" for action in actions), log.version + 1, _refuse)
+        _write(path, actions, log.version + 1, _refuse)
         return True
 
     return _REDEFINITIONS.call(attempt, ChangedError)
@@ -340,6 +317,12 @@ def _protocol(log: TableLog, features: Collection[str]) -> dict[str, Any]:
 def _listed_features(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
     """Return the protocol of a table with these features."""
     return {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": sorted(readers), "writerFeatures": sorted(writers)}
+
+
+def _information(operation: str, now_ms: int, parameters: Mapping[str, str], **more: Any) -> Mapping[str, Any]:
+    """Return the first action of a commit. By ``engineInfo``, `delta.log.newest` knows the commits of this client."""
+    done = {"timestamp": now_ms, "operation": operation, "operationParameters": parameters, **more}
+    return {"commitInfo": {**done, "engineInfo": APPLICATION}}
 
 
 def _refuse(_: Path) -> None:
@@ -385,11 +368,12 @@ def _check(table: FileTable, commit: Path, is_alone: bool) -> None:
         raise ChangedError
 
 
-def _write(path: Path, text: str, version: int, check: Callable[[Path], None]) -> int:
-    """Write ``text`` atomically as the table's next commit, and return its number. The commit and its files' names are durable.
+def _write(path: Path, actions: Iterable[Mapping[str, Any]], version: int, check: Callable[[Path], None]) -> int:
+    """Write ``actions`` atomically as the table's next commit, and return its number. It and its files' names are durable.
 
     The number is ``version``, or the first free one after it. Calls ``check`` with each commit that exists already.
     """
+    text = "".join(json.dumps(action) + "\n" for action in actions)
     places.make_directory(path / "_delta_log")
     for directory in (path, path.parent):
         places.sync_directory(directory)
