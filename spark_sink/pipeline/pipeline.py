@@ -168,7 +168,6 @@ class Pipeline:
         self.changes: Counter[Table] = Counter()
         """How many changes each changelog got since the start."""
         self._progress = PipelineProgress()
-        self._seen: set[Table] = set()
         self.query: StreamingQuery | None = None
         """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         self._error: BaseException | None = None
@@ -307,7 +306,7 @@ class Pipeline:
     def _stop_query(self) -> None:
         self._stopping.set()
         query = self.query
-        with self._serving:  # it ends also if a full disk refuses to give segments back
+        with self._serving:  # it ends also if a full disk refuses to release segments
             if query is not None and not jvm.has_ended(0) and query.isActive:
                 with self._batch_running:
                     # Wait for Spark to record the end of the micro-batch. Otherwise it logs a long error, and runs it again.
@@ -315,7 +314,7 @@ class Pipeline:
                 # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
                 query.stop()
             if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
-                _give_back(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
+                _release_segments(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
 
     def _is_recorded(self) -> bool:
         """Tell whether Spark has recorded the end of the last micro-batch."""
@@ -437,7 +436,7 @@ class Pipeline:
                         self._process(start, end)
                 self._batch_id = batch_id
                 if start is not None:  # not ``end``: Spark may run this micro-batch again until it has recorded its end
-                    _give_back(self, batch_id - 1, start)
+                    _release_segments(self, batch_id - 1, start)
                 # Outside the append block, because a thread holds only one right at a time.
                 if self._follower is not None and self._replica_interval_s == 0:
                     self._follower.catch_up()
@@ -475,19 +474,18 @@ class Pipeline:
                 fit.take_epochs(self.warehouse, self.staging)
                 self._tables.read_names()
         message_count = counts.pop(MESSAGES, 0)
-        self._seen.update(counts)
         self.changes.update(counts)
         self._progress = replace(
             self._progress,
             position=position,
             batches=self._progress.batches + 1,
             changes=self._progress.changes + sum(counts.values()),
-            tables=len(self._seen),
+            tables=len(self.changes),
             messages=self._progress.messages + message_count,
         )
 
 
-def _give_back(pipeline: Pipeline, batch_id: int, end: Position) -> None:
+def _release_segments(pipeline: Pipeline, batch_id: int, end: Position) -> None:
     """Let the segments of the micro-batches up to one that Spark has ended be removed."""
     make_durable(pipeline.checkpoint, batch_id)
     register_reader(pipeline.staging, READER, end, pipeline.warehouse.name)
