@@ -336,7 +336,7 @@ def newest(path: Path) -> TableEnd | None:
 
 
 def _end(path: Path, versions: Sequence[int]) -> TableEnd | None:
-    """Do the same by these commits, which are in order."""
+    """Return how far the table with these commits is, which are in order; None if there are none."""
     lsn: int | None = None
     is_restored: bool | None = None
     target: int | None = None  # the version to which RESTORE has set the table back

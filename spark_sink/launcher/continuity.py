@@ -356,7 +356,7 @@ def gone_back_behind_copy(log: Log, prepared: Prepared, copied_lsn: int) -> str:
 
 
 def tables_gone_back(tables: FedTables, prepared: Prepared, copied_lsn: int, now: float) -> Gap | None:
-    """Return the gap that `gone_back_behind_copy` finds if the log of ``tables`` is not there any more; None if there is none."""
+    """Return the gap if the server's WAL ends before the newest copy of ``tables``, whose log has gone; None if there is none."""
     is_source = (prepared.system_id, prepared.database) == (tables.system_id, tables.database)
     is_there = tables.timeline in (0, prepared.timeline) and _tables_branch(tables, prepared) is None
     if not (is_source and is_there) or prepared.is_standby or not max(prepared.wal_lsn, tables.position.lsn) < copied_lsn:

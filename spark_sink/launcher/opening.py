@@ -111,7 +111,7 @@ class Opening:
         return prepared
 
     def reopen(self, before: Prepared) -> Prepared | None:
-        """Do the same after a stream has ended. Begins another epoch only after a gap, or on another timeline or system id."""
+        """Prepare the slot again after a stream. Begins another epoch only after a gap, or on another timeline or system id."""
         prepared = self._prepare()
         if prepared is None:
             return None

@@ -56,7 +56,10 @@ _RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", 
 
 
 def check_log(house: Warehouse, staging: Path) -> list[Epoch]:
-    """Check what can be checked before there is a warehouse, if it is new. Returns the log's epochs."""
+    """Check that the log has begun, and that the warehouse knows the masks of the tables that the log has fed. Returns its epochs.
+
+    Works before the warehouse exists.
+    """
     epochs = list_epochs(staging)
     if not epochs:
         raise StagingError(f"{staging} holds no log yet", hint="start a launcher on it first")
@@ -190,7 +193,7 @@ def record_epochs(warehouse: Warehouse, staging: Path) -> None:
 
 
 def take_epochs(warehouse: Warehouse, staging: Path) -> None:
-    """Do the same, and warn if the tables were not copied since a gap. The pipeline itself copies nothing."""
+    """Record the log's epochs, and warn if the tables were not copied since a gap. The pipeline itself copies nothing."""
     record_epochs(warehouse, staging)
     found = gaps.open_gap(warehouse)
     if found is not None:

@@ -1,6 +1,6 @@
 """Finds which tables have changes in some segments, and with which descriptions. Reads the segments' indexes. No pyspark.
 
-Logical messages count as a table with the reserved name `warehouse.MESSAGES`, without a description.
+Logical messages count as a table with the reserved name `schema.table.MESSAGES`, without a description.
 
 A description (a Relation message) comes in a segment before the first change to which it applies. A `Use` has the position of that
 change, because this position does not depend on where segments begin and end.

@@ -1,4 +1,4 @@
-"""Finds the messages of captured DDL in segments (schema/ddl.py). No pyspark.
+"""Finds the messages of captured DDL in segments (schema/ddl_message.py). No pyspark.
 
 A segment may have millions of other logical messages. So the prefixes are compared without decoding the messages.
 
@@ -57,7 +57,7 @@ class Ddl:
 
 
 def name_unused(lsn: int, error: ValueError) -> None:
-    """Warn of the message at ``lsn`` that `schema.ddl.parse` refuses. It is not used."""
+    """Warn of the message at ``lsn`` that `schema.ddl_message.parse` refuses. It is not used."""
     _logger.warning("a logical message with the prefix of captured DDL, at %s, is not used: %s", format_lsn(lsn), error)
 
 

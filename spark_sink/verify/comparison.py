@@ -329,7 +329,7 @@ class _Comparison:
         return found
 
     def _any_unseen(self, table: Table, after_lsn: int, until_lsn: int) -> bool | None:
-        """Do the same without Spark; return None if this is not possible."""
+        """Tell without Spark whether there is such a change; return None if this is not possible."""
         return quick_checksum.any_change(
             self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._visibility.seen(end_lsn, xids)
         )

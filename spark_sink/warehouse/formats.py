@@ -51,7 +51,7 @@ YES, APART = WIDEN = ("yes", "apart")
 KEEP, SANITIZE = COLUMN_NAMES = ("keep", "sanitize")
 """How columns are called whose names need column mapping: as in PostgreSQL, or by names that need none (schema/types.py)."""
 OFF, VIEW, TABLE = HISTORY = ("off", "view", "table")
-"""Whether each table gets a history that SQL can query: none, or a table that the pipeline maintains."""
+"""Whether each table gets a history that SQL can query: none, a view in the catalog, or a table that the pipeline maintains."""
 HARD, SOFT = DELETES = ("hard", "soft")
 """What becomes of a deleted row in a replica: it is removed, or it stays, with the time in ``_cdc_deleted_at``."""
 
