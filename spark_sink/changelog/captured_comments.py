@@ -27,10 +27,9 @@ def captured_comments(
     ``place`` tells on which server the relation is: on another one its OID is that of another table. ``columns`` are those of the
     table's changelog.
     """
-    description = captured.in_force(relation.relation_id, captured.servers.last_place(place))
-    known = None if description is None else description.columns_of(relation)
-    if description is None or known is None:
+    if (told := captured.of_stream(relation, captured.servers.last_place(place))) is None:
         return None
+    description, known = told
     fields = zip(find_columns(columns, typed(relation)), known, strict=True)
     found = {field.name: column.comment for field, column in fields if field is not None and column.comment is not None}
     return Comments(description.comment, found)

@@ -44,13 +44,12 @@ def find_gone(
     for name, owner in _owners(use, before, columns, history, typed):
         if name not in names and name not in gone:
             owners.setdefault(name, set()).add(owner)
-    described = history.captured.in_force(relation.relation_id, place)
-    known = None if described is None else described.columns_of(relation)
-    if described is None or known is None:
+    if (told := history.captured.of_stream(relation, place)) is None:
         here = history.version(relation.relation_id, place)
         left = set() if here is None or here.facts is None else {fact.number for fact in here.facts}
         uncertain = [name for name, of_name in owners.items() if left.isdisjoint(number for _, number in of_name)]
         return tuple(sorted(gone)), sorted(uncertain)
+    described, known = told
     now = {column.facts.number: present[column.name] for column in known}
     numbers = {column.facts.number for column in described.columns}
     kinds = {field.name: field.dataType for field in columns}

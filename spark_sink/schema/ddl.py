@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.schema.ddl_message import DdlMessage, TableDescription
+    from spark_sink.schema.ddl_message import ColumnDescription, DdlMessage, TableDescription
 
 __all__ = ["Descriptions"]
 
@@ -45,25 +46,34 @@ _Key: TypeAlias = tuple[int, int]
 """The number of a server (servers.py), and the OID of a table there."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What one message says of a table. ``dropped`` has the numbers and names of the columns that it says were dropped."""
+
+    place: Place
+    ends: int
+    """How often the capture had ended before the message."""
+    description: TableDescription
+    dropped: Mapping[int, str]
+    is_doubtful: bool
+    """Whether the description is not of the table at its place."""
+
+
 @dataclass(slots=True)
 class _Known:
-    """The descriptions of one table, in order, and the first facts about each of its columns.
+    """What the messages say of one table, in order, and the first facts about each of its columns."""
 
-    For each description, ``dropped`` has the numbers and names of the columns that its message says were dropped, and ``ends`` how
-    often the capture had ended before the message.
-    """
-
-    places: list[Place] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    descriptions: list[TableDescription] = field(default_factory=list)
-    dropped: list[Mapping[int, str]] = field(default_factory=list)
+    said: list[_Said] = field(default_factory=list)
     first: dict[int, ColumnFacts] = field(default_factory=dict)
-    doubtful: set[int] = field(default_factory=set)
-    """The indexes of the descriptions that are not of the table at their place."""
     present: frozenset[int] = frozenset()
     """The numbers of the columns that the table has, as far as the messages tell: those that the next description must have."""
     gone: frozenset[int] = frozenset()
     """The numbers of the columns that were dropped."""
+
+
+def _any_between(places: Sequence[Place], start: Place, until: Place) -> bool:
+    """Tell whether one of the places, which are in order, is behind ``start``, and not behind ``until``."""
+    return bisect_right(places, until) > bisect_right(places, start)
 
 
 def _leaves(
@@ -127,8 +137,12 @@ class Descriptions:
     def _key(self, relation_id: int, place: Place) -> _Key:
         return self.servers.number(place), relation_id
 
-    def _of(self, relation_id: int, place: Place) -> _Known | None:
-        return self._known.get(self._key(relation_id, place))
+    def _around(self, relation_id: int, place: Place) -> tuple[_Said | None, _Said | None]:
+        """Return what was said last of a table up to a place, and what is said next."""
+        known = self._known.get(self._key(relation_id, place))
+        said = [] if known is None else known.said
+        number = bisect_right(said, place, key=attrgetter("place"))
+        return said[number - 1] if number else None, said[number] if number < len(said) else None
 
     def add(self, place: Place, said: DdlMessage) -> list[Table]:
         """Add a message. It stands before the change with the same place. Messages come in their order.
@@ -160,17 +174,15 @@ class Descriptions:
             leaves = _leaves(description, children) if has_leaves else {}
             if self._dropped.pop(key, None) is not None:
                 known.present = known.gone = frozenset()
-            if known.descriptions and known.descriptions[-1].columns == description.columns:
-                description = replace(description, columns=known.descriptions[-1].columns)  # saves memory
-            is_continued = kind != _BEGIN and known.ends[-1:] == [len(self._ends)] and not self._has_gap(known.places[-1], place)
+            last = known.said[-1] if known.said else None
+            if last is not None and last.description.columns == description.columns:
+                description = replace(description, columns=last.description.columns)  # saves memory
+            is_continued = kind != _BEGIN and last is not None and not self._is_over(last, place)
             numbers = frozenset(column.facts.number for column in description.columns)
             is_doubtful = (is_continued and not known.present <= numbers) or bool(known.gone & numbers)
-            known.places.append(place)
-            known.ends.append(len(self._ends))
-            known.descriptions.append(description)
-            known.dropped.append(said.dropped_columns.get(description.relation_id, {}))
+            dropped = said.dropped_columns.get(description.relation_id, {})
+            known.said.append(_Said(place, len(self._ends), description, dropped, is_doubtful))
             if is_doubtful:
-                known.doubtful.add(len(known.places) - 1)
                 doubtful.append(description.table)
             else:
                 known.present = numbers
@@ -193,8 +205,9 @@ class Descriptions:
             self._publications.append(place)
         return doubtful
 
-    def _has_gap(self, start: Place, until: Place) -> bool:
-        return bisect_right(self._gaps, until) > bisect_right(self._gaps, start)
+    def _is_over(self, said: _Said, place: Place) -> bool:
+        """Tell whether the capture or the log ended between a message and a place behind it."""
+        return bisect_right(self._ends, place) > said.ends or _any_between(self._gaps, said.place, place)
 
     def forget_dropped(self, until_lsn: int) -> None:
         """Forget the tables that were dropped up to an LSN. Call this when nobody asks for places up to there any more."""
@@ -204,12 +217,10 @@ class Descriptions:
 
     def facts(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of each column of a description from the stream that applies from ``place``; None if not captured."""
-        description = self.in_force(relation.relation_id, place)
-        found = None if description is None else description.columns_of(relation)
-        if found is None:
+        if (found := self.of_stream(relation, place)) is None:
             return None
         first = self._known[self._key(relation.relation_id, place)].first
-        return tuple(first[column.facts.number] for column in found)
+        return tuple(first[column.facts.number] for column in found[1])
 
     def facts_until_next(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
         """Return the facts of a description from the stream that applies from ``place``, from the next captured command.
@@ -228,16 +239,12 @@ class Descriptions:
         Its message has the columns that were there before: those that it has dropped, and all others but new ones. They count as
         all only if none of the others may be new.
         """
-        known = self._of(relation.relation_id, place)
-        index = 0 if known is None else bisect_right(known.places, place)
-        if known is None or index == len(known.places) or not self.covers(place, known.places[index]):
+        _, following = self._around(relation.relation_id, place)
+        if following is None or following.is_doubtful or not self.covers(place, following.place):
             return None
         if self.in_force(relation.relation_id, place) is not None:
             return None  # the stream does not say what the command before said: the capture was off
-        if index in known.doubtful:
-            return None
-        after = {column.facts.number: column for column in known.descriptions[index].columns}
-        dropped = known.dropped[index]
+        after, dropped = {column.facts.number: column for column in following.description.columns}, following.dropped
         numbers = sorted({*after, *dropped})[: len(relation.columns)]
         if len(numbers) < len(relation.columns):
             return None
@@ -250,24 +257,18 @@ class Descriptions:
 
     def is_later_number(self, relation_id: int, place: Place, number: int) -> bool:
         """Tell whether a column of this number was added after the first description that follows ``place``."""
-        known = self._of(relation_id, place)
-        index = 0 if known is None else bisect_right(known.places, place)
-        if known is None or index == len(known.places):
+        _, following = self._around(relation_id, place)
+        if following is None:
             return False
-        return number > max(
-            (*(column.facts.number for column in known.descriptions[index].columns), *known.dropped[index]), default=0
-        )
+        return number > max((*(column.facts.number for column in following.description.columns), *following.dropped), default=0)
 
     def numbers_at(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
         """Return the numbers of the columns that a description from the stream has at ``place``, and whether these are all.
 
         Returns None if this was not captured.
         """
-        description = self.in_force(relation.relation_id, place)
-        found = None if description is None else description.columns_of(relation)
-        if description is None or found is None:
-            return None
-        return {column.facts.number for column in found}, len(found) == len(description.columns)
+        found = self.of_stream(relation, place)
+        return None if found is None else ({each.facts.number for each in found[1]}, len(found[1]) == len(found[0].columns))
 
     def covers(self, start: Place, until: Place) -> bool:
         """Tell whether the DDL between two places was captured, as far as the messages tell. Only then is no message no DDL.
@@ -276,56 +277,52 @@ class Descriptions:
         behind a gap.
         """
         first, gaps = bisect_right(self._places, start), bisect_right(self._gaps, start)
-        if bisect_right(self._ends, until) > bisect_right(self._ends, start) or bisect_right(self._gaps, until) > gaps:
+        if _any_between(self._ends, start, until) or _any_between(self._gaps, start, until):
             return False
         begin = bisect_right(self._places, self._gaps[gaps - 1]) if gaps else 0
         if first > begin:
             return self._kinds[first - 1] not in _ENDS
-        if begin == len(self._places) or bisect_right(self._gaps, self._places[begin]) > gaps:
+        if begin == len(self._places) or _any_between(self._gaps, start, self._places[begin]):
             return False
         return self._kinds[begin] not in (_BEGIN, *_ENDS)
 
     def keeps_lists(self, start: Place, until: Place) -> bool:
         """Tell whether no publication has got another list of columns between two places, as far as the messages tell."""
-        changed = bisect_right(self._publications, until) > bisect_right(self._publications, start)
-        return not changed and self.covers(start, until)
+        return not _any_between(self._publications, start, until) and self.covers(start, until)
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""
-        description = self.in_force(relation.relation_id, place)
-        return None if description is None or description.columns_of(relation) is None else description.primary_key
+        found = self.of_stream(relation, place)
+        return None if found is None else found[0].primary_key
 
     def identity(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the columns of the replica identity at ``place``, also those that are not published; None if not captured."""
-        description = self.in_force(relation.relation_id, place)
-        if description is None or description.columns_of(relation) is None:
+        if (found := self.of_stream(relation, place)) is None:
             return None
-        return tuple(column.name for column in description.columns if column.facts.number in description.identity)
+        return tuple(column.name for column in found[0].columns if column.facts.number in found[0].identity)
 
     def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
         """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
         server = self.servers.number(place)
-        for known in [known for (of, _), known in self._known.items() if of == server]:
-            number = bisect_right(known.places, place)
-            while number - 1 in known.doubtful:
-                number -= 1
-            if number:
-                yield known.places[number - 1], known.descriptions[number - 1]
+        for (of, _), known in self._known.items():
+            found = [each for each in known.said if of == server and each.place <= place and not each.is_doubtful]
+            yield from ((each.place, each.description) for each in found[-1:])
 
     def last_place(self, relation_id: int, place: Place) -> Place | None:
         """Return the place of the last description up to ``place``; None if there is none."""
-        known = self._of(relation_id, place)
-        number = 0 if known is None else bisect_right(known.places, place)
-        return None if known is None or not number else known.places[number - 1]
+        last, _ = self._around(relation_id, place)
+        return None if last is None else last.place
+
+    def of_stream(self, relation: Relation, place: Place) -> tuple[TableDescription, list[ColumnDescription]] | None:
+        """Return what is in force at ``place``, and its columns that the stream describes; None if that is not this table."""
+        description = self.in_force(relation.relation_id, place)
+        columns = None if description is None else description.columns_of(relation)
+        return None if description is None or columns is None else (description, columns)
 
     def in_force(self, relation_id: int, place: Place) -> TableDescription | None:
         """Return the last description up to ``place``; None if there is none, or if the capture or the log ended since.
 
         It is also None if the last one is not of the table at its place.
         """
-        known = self._of(relation_id, place)
-        number = 0 if known is None else bisect_right(known.places, place)
-        if known is None or not number:
-            return None
-        is_ended = bisect_right(self._ends, place) > known.ends[number - 1] or self._has_gap(known.places[number - 1], place)
-        return None if is_ended or number - 1 in known.doubtful else known.descriptions[number - 1]
+        last, _ = self._around(relation_id, place)
+        return None if last is None or last.is_doubtful or self._is_over(last, place) else last.description

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["DdlMessage", "TableDescription", "parse"]
+__all__ = ["ColumnDescription", "DdlMessage", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
 _IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
@@ -26,7 +26,9 @@ _MODIFIERS: Final = range(-(1 << 31), 1 << 31)
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class ColumnDescription:
+    """A column after a command."""
+
     name: str
     type_id: int
     type_modifier: int
@@ -41,7 +43,7 @@ class TableDescription:
 
     relation_id: int
     table: Table
-    columns: tuple[_Column, ...]
+    columns: tuple[ColumnDescription, ...]
     primary_key: tuple[str, ...]
     replica_identity: str
     """``d``, ``n``, ``f`` or ``i``, as in the stream."""
@@ -75,7 +77,7 @@ class TableDescription:
             value.get("kind") == "partitioned",
         )
 
-    def columns_of(self, relation: Relation) -> list[_Column] | None:
+    def columns_of(self, relation: Relation) -> list[ColumnDescription] | None:
         """Return the columns of a description from the stream; None if this is not the table that it describes.
 
         The stream may lack columns, because a publication does not have all. It has them in the order of their numbers. So another
@@ -154,12 +156,12 @@ def _table(value: Mapping[str, Any]) -> Table:
     return Table(_name(value["schema"]), _name(value["name"]))
 
 
-def _column(value: Mapping[str, Any]) -> _Column:
+def _column(value: Mapping[str, Any]) -> ColumnDescription:
     missing = value["missing"]
     is_filled = missing is None and bool(value["has_default"] or value["identity"] or value["generated"])
     kind = value["type"]
     facts = ColumnFacts(_within(_NUMBERS, value["number"]), None if missing is None else str(missing), is_filled)
-    return _Column(
+    return ColumnDescription(
         _name(value["name"]),
         _within(_OIDS, kind["oid"]),
         _within(_MODIFIERS, kind["modifier"]),
