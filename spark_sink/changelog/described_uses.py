@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.ddl_message import TableDescription
     from spark_sink.schema.names import Names
+    from spark_sink.schema.table import Place
     from spark_sink.source.ddl import Ddl
 
 __all__ = ["add_described_uses"]
@@ -35,7 +36,7 @@ _KINDS = ("command", "drop")
 class _Commands:
     """What a transaction's commands did to a table: its last description, the place of that, and the numbers of dropped columns."""
 
-    place: tuple[int, int]
+    place: Place
     description: TableDescription
     dropped: set[int] = field(default_factory=set)
 
@@ -64,11 +65,11 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
         if relation is None or relation == previous:
             continue
         changed = contents.setdefault(home, Contents())
-        changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: (use.end_lsn, use.ordinal))
+        changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)
         changed.last_lsn = max(changed.last_lsn, place[0])
 
 
-def _is_same_table(previous: Relation, description: TableDescription, place: tuple[int, int], names: Names) -> bool:
+def _is_same_table(previous: Relation, description: TableDescription, place: Place, names: Names) -> bool:
     """Tell whether the changes after a description go to the same table of the warehouse as those before it."""
     former = Table(previous.namespace, previous.name)
     return former == description.table or names.home(description.relation_id, former, place) == names.home(
@@ -77,19 +78,19 @@ def _is_same_table(previous: Relation, description: TableDescription, place: tup
 
 
 def _relation_before(
-    place: tuple[int, int], description: TableDescription, contents: Contents | None, history: SchemaHistory
-) -> tuple[tuple[int, int], Relation | None]:
+    place: Place, description: TableDescription, contents: Contents | None, history: SchemaHistory
+) -> tuple[Place, Relation | None]:
     """Return the stream's description of the table before a place, and where it was used last, as far as these segments tell."""
     uses = [] if contents is None else contents.uses
-    before = [use for use in uses if (use.end_lsn, use.ordinal) < place and use.relation.relation_id == description.relation_id]
+    before = [use for use in uses if use.place < place and use.relation.relation_id == description.relation_id]
     if before:
-        return (before[-1].end_lsn, before[-1].ordinal), before[-1].relation
+        return before[-1].place, before[-1].relation
     version = history.version(description.relation_id, (place[0], place[1] - 1))
     return ((place[0], -1), None) if version is None else (version.place, version.relation)
 
 
 def _columns_before(
-    commands: _Commands, home: Table, previous: Relation | None, told_at: tuple[int, int], history: SchemaHistory
+    commands: _Commands, home: Table, previous: Relation | None, told_at: Place, history: SchemaHistory
 ) -> tuple[set[int], bool] | None:
     """Return the numbers of the columns that the stream had before commands, and whether it has all that there are after them.
 

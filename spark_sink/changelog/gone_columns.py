@@ -36,7 +36,7 @@ def find_gone(
 
     ``before`` are the table's versions so far, and ``columns`` the changelog's columns.
     """
-    place, relation = (use.end_lsn, use.ordinal), use.relation
+    place, relation = use.place, use.relation
     present = dict(zip([c.name for c in relation.columns], assign_columns(columns, typed(relation)), strict=True))
     names = {field.name for field in present.values()}
     gone = gone_columns(before, use.end_lsn) - names
@@ -77,7 +77,7 @@ def _owners(
     for version in before:
         yield from ((name, (version.relation_id, number)) for number, name in version.snapshot if name in kept)
     for relation_id in dict.fromkeys([*(version.relation_id for version in before), use.relation.relation_id]):
-        for known in history.until(relation_id, (use.end_lsn, use.ordinal)):
+        for known in history.until(relation_id, use.place):
             fields = find_columns(columns, typed(known.relation))
             facts = [None] * len(fields) if known.facts is None else [fact.number for fact in known.facts]
             for field, number in zip(fields, facts, strict=True):

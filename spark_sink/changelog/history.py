@@ -35,7 +35,7 @@ from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, looks, numbered
-from spark_sink.schema.table import SCHEMA_HISTORY, Table
+from spark_sink.schema.table import SCHEMA_HISTORY, Placed, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import dropped_tables
 
@@ -88,20 +88,13 @@ HISTORY_SCHEMA: Final = StructType(
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaVersion:
+class SchemaVersion(Placed):
     """A description, and the catalog's facts about its columns; None if these are not certain."""
 
-    end_lsn: int
-    ordinal: int
     relation: Relation
     facts: tuple[ColumnFacts, ...] | None
     is_whole: bool = False
     """Whether a snapshot tells that no publication had a list of the table's columns."""
-
-    @property
-    def place(self) -> Place:
-        """The place among the table's changes at which the version begins."""
-        return self.end_lsn, self.ordinal
 
 
 _V = TypeVar("_V", SchemaVersion, "Version")
@@ -148,12 +141,12 @@ class SchemaHistory:
         done_lsn = 0 if self._state is None else self._state.lsn
         uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
         rows = []
-        for use, table in sorted(uses, key=lambda item: (item[0].end_lsn, item[0].ordinal)):
+        for use, table in sorted(uses, key=lambda item: item[0].place):
             relation_id = use.relation.relation_id
             known = versions.setdefault(relation_id, list(before.get(relation_id, ())))
             is_new, facts = self._is_new(table, use, known)
             if is_new:
-                known.append(self._corrected(SchemaVersion(use.end_lsn, use.ordinal, use.relation, facts)))
+                known.append(self._corrected(SchemaVersion(*use.place, use.relation, facts)))
                 rows.append(_row(known[-1], _epoch(use, segments), fields_of(table, use)))
         if rows:
             end = segments[-1].end
@@ -169,7 +162,7 @@ class SchemaHistory:
         """
         known = (self._versions or {}).get(use.relation.relation_id, [])
         for before, after in pairwise(known):
-            if after.place == (use.end_lsn, use.ordinal):
+            if after.place == use.place:
                 return (before, after) if self.captured.servers.is_one(before.place, after.place) else None
         return None
 
@@ -253,7 +246,7 @@ class SchemaHistory:
         Without captured DDL, a description that the server has sent again may be about another column with the same name and type.
         Then its facts are not certain, because nobody knows at which description the column was another one.
         """
-        place, last = (use.end_lsn, use.ordinal), known[-1] if known else None
+        place, last = use.place, known[-1] if known else None
         if last is not None and not self.captured.servers.is_one(last.place, place):
             last = None  # it may be of another table
         captured = self.captured.facts(use.relation, place)
@@ -305,11 +298,10 @@ class SchemaHistory:
         return version
 
     def _facts(self, table: Table, use: Use, previous: SchemaVersion | None) -> tuple[ColumnFacts, ...] | None:
-        place = use.end_lsn, use.ordinal
-        copied = self.as_copied(table, use.relation, place)
+        copied = self.as_copied(table, use.relation, use.place)
         if copied is not None:
             return copied.facts
-        copied = self.copied(table, use.relation.relation_id, place)
+        copied = self.copied(table, use.relation.relation_id, use.place)
         if copied is not None and (previous is None or previous.place < copied.place):
             previous = copied
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)

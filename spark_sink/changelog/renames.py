@@ -42,7 +42,7 @@ def follow(
     commands = [each for each in ddl if each.message.kind == "command"]
     # A message stands before the change with the same place.
     events: list[tuple[Place, bool, Use | Ddl]] = [(each.place, False, each) for each in commands]
-    events += [((use.end_lsn, use.ordinal), True, use) for use in uses]
+    events += [(use.place, True, use) for use in uses]
     for place, _, event in sorted(events, key=lambda each: each[:2]):
         finder.pass_to(place)
         if isinstance(event, Use):

@@ -175,7 +175,7 @@ class TableVersions:
         if key is not None:
             return key if set(key) <= names else ()
 
-        place = use.end_lsn, use.ordinal
+        place = use.place
         captured = self._history.captured.primary_key(relation, place)
         before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
 
@@ -208,7 +208,7 @@ class TableVersions:
 
         ``known`` are the versions so far.
         """
-        step, place = self._history.step(use), (use.end_lsn, use.ordinal)
+        step, place = self._history.step(use), use.place
         here = self._history.version(use.relation.relation_id, place)
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
         is_after_snapshot = is_after_snapshot and self._history.captured.servers.is_one(known[-1].place, place)

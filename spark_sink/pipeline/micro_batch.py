@@ -330,7 +330,7 @@ class MicroBatch:
 
     def _home(self, use: Use) -> Table:
         """Return the table of the warehouse that has the changes of a description."""
-        return self._tables.named(use.relation.relation_id, use.name, (use.end_lsn, use.ordinal))
+        return self._tables.named(use.relation.relation_id, use.name, use.place)
 
     def _described(self, ddl: Ddl, description: TableDescription) -> Table:
         """Return the table of the warehouse that a command has described."""

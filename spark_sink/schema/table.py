@@ -23,6 +23,7 @@ __all__ = [
     "TYPES",
     "Fill",
     "Place",
+    "Placed",
     "SchemaError",
     "Table",
     "Version",
@@ -47,6 +48,19 @@ Place: TypeAlias = tuple[int, int]
 """Where a change is in the stream: the LSN at which its transaction ends, and its ordinal in the transaction."""
 AFTER_ALL: Final[Place] = (1 << 64, 0)
 """A place after every change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What begins at a change, or stands before it."""
+
+    end_lsn: int
+    ordinal: int
+
+    @property
+    def place(self) -> Place:
+        """The place of that change."""
+        return self.end_lsn, self.ordinal
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +136,7 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class Version(Placed):
     """The key and the columns of a table from a position on, until the next version.
 
     - ``ordinal`` is 0, unless the same transaction has earlier changes of the table.
@@ -139,8 +153,6 @@ class Version:
       (changelog/gone_columns.py). A snapshot has none: `gone_columns` says which columns are gone then.
     """
 
-    end_lsn: int
-    ordinal: int
     relation_id: int
     key: tuple[str, ...]
     columns: tuple[str, ...]
@@ -149,11 +161,6 @@ class Version:
     gone: tuple[str, ...] = ()
     described: tuple[tuple[int, str, int, int], ...] = ()
     is_whole: bool = False
-
-    @property
-    def place(self) -> Place:
-        """The place among the table's changes at which the version begins."""
-        return self.end_lsn, self.ordinal
 
     @property
     def named(self) -> set[str]:

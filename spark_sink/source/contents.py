@@ -15,7 +15,7 @@ import numpy as np
 
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from cdcpipe.pipe.framing import encode_header
-from spark_sink.schema.table import MESSAGES, Table
+from spark_sink.schema.table import MESSAGES, Placed, Table
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.changes import by_relation, changes_of, message_of
 from spark_sink.staging.filler import REPEATED_LSN
@@ -30,11 +30,9 @@ __all__ = ["Contents", "Found", "Use", "count_rows", "find"]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Use(Placed):
     """A table's description, with the position of the first change to which it applies."""
 
-    end_lsn: int
-    ordinal: int
     relation: Relation
     last_lsn: int
     """The end LSN of the last transaction with such a change."""
@@ -74,7 +72,7 @@ class Found:
             contents.last_lsn = max(contents.last_lsn, use.last_lsn)
             contents.uses.append(use)
         for contents in found.values():
-            contents.uses = _joined(sorted(contents.uses, key=lambda use: (use.end_lsn, use.ordinal)))
+            contents.uses = _joined(sorted(contents.uses, key=lambda use: use.place))
         if self.messages.count:
             found[MESSAGES] = replace(self.messages)
         return found

@@ -17,6 +17,7 @@ from cdcpipe.ddl.message import PREFIX
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import LogicalMessage
 from spark_sink.schema.ddl_message import parse
+from spark_sink.schema.table import Placed
 from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spark_sink.schema.ddl_message import DdlMessage
-    from spark_sink.schema.table import Place
     from spark_sink.staging.log import Segment
 
 __all__ = ["Ddl", "name_unused", "read_ddl"]
@@ -37,23 +37,16 @@ _PREFIX: Final = np.frombuffer(PREFIX.encode() + b"\0", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Ddl:
+class Ddl(Placed):
     """A message with its place. It stands before the change with the same end LSN and ordinal."""
 
     epoch: int
-    end_lsn: int
-    ordinal: int
     lsn: int
     xid: int
     commit_time_us: int
     """Microseconds since 1970-01-01 UTC."""
     content: str
     message: DdlMessage
-
-    @property
-    def place(self) -> Place:
-        """The place among the changes."""
-        return self.end_lsn, self.ordinal
 
 
 def name_unused(lsn: int, error: ValueError) -> None:
@@ -82,9 +75,9 @@ def read_ddl(segments: Iterable[Segment]) -> list[Ddl]:
             transaction = int(index.transaction[record])
             found.append(
                 Ddl(
-                    segment.epoch,
                     int(places[number]),
                     int(index.ordinal[record]),
+                    segment.epoch,
                     lsn,
                     int(index.xid[transaction]),
                     int(index.commit_time_us[transaction]) + UNIX_2000_US,

@@ -54,4 +54,4 @@ def message(*tables: dict[str, Any], **more: Any) -> DdlMessage:
 def ddl(end_lsn: int, ordinal: int, *tables: dict[str, Any], **more: Any) -> Ddl:
     """Return a message with its place."""
     text = content(*tables, **more)
-    return Ddl(1, end_lsn, ordinal, end_lsn, 7, 0, text.decode(), parse(text))
+    return Ddl(end_lsn, ordinal, 1, end_lsn, 7, 0, text.decode(), parse(text))
