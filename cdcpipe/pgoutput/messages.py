@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 __all__ = [
+    "IDENTITY_CODES",
     "REPLICA_IDENTITIES",
     "UNCHANGED_TOAST",
     "Begin",
@@ -124,6 +125,7 @@ class Column:
 
 REPLICA_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 """The name of each replica identity (pg_class.relreplident)."""
+IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 
 
 @dataclass(slots=True)

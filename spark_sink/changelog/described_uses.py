@@ -71,7 +71,7 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
 
 def _is_same_table(previous: Relation, description: TableDescription, place: Place, names: Names) -> bool:
     """Tell whether the changes after a description go to the same table of the warehouse as those before it."""
-    former = Table(previous.namespace, previous.name)
+    former = Table.of(previous)
     return former == description.table or names.home(description.relation_id, former, place) == names.home(
         description.relation_id, description.table, place
     )
@@ -105,9 +105,7 @@ def _columns_before(
         previous, told_at = copied.relation, copied.place
     if previous is None:
         return None
-    told = captured.numbers_at(previous, since)
-    if told is None and history.as_copied(home, previous, since) is not None:
-        told = _copied_before(copied)
+    told = captured.numbers_at(previous, since) or _copied_before(history.as_copied(home, previous, since))
     before = told or captured.numbers_until_next(previous, told_at)
     if before is not None and before[1] and copied is not None and not copied.is_whole:
         before = told = before[0], False  # a publication's list may have all columns that there were: it gets no new one

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructField
 
 from cdcpipe.types.pg_type import type_ids_of
 from spark_sink.schema.table import Fill
-from spark_sink.schema.types import assign_columns, holds, plain_name, spark_type, versioned_name
+from spark_sink.schema.types import fields_by_name, holds, plain_name, spark_type, versioned_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -22,15 +22,9 @@ if TYPE_CHECKING:
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.table import Version
 
-__all__ = ["fields_by_name", "fills_after_snapshot", "fills_between", "shared_names"]
+__all__ = ["fills_after_snapshot", "fills_between", "shared_names"]
 
 [_FLOAT4] = type_ids_of("float4")
-
-
-def fields_by_name(version: SchemaVersion, columns: StructType) -> dict[str, StructField]:
-    """Return the changelog's columns for a description, by their names in PostgreSQL."""
-    names = [column.name for column in version.relation.columns]
-    return dict(zip(names, assign_columns(columns, version.relation), strict=True))
 
 
 def fills_between(
@@ -45,7 +39,7 @@ def fills_between(
     In a column with the name of a ``dropped`` column, these rows may still have a value of that column. So may those in a column
     whose name is ``shared`` (`shared_names`), if its own earlier values are in another one.
     """
-    old, new = fields_by_name(previous, columns), fields_by_name(version, columns)
+    old, new = fields_by_name(columns, previous.relation), fields_by_name(columns, version.relation)
     used = {*dropped, *old}
     if previous.facts is None or version.facts is None:
         unknown = [name for name in new if name not in old]
@@ -72,7 +66,7 @@ def fills_between(
 
 def fills_after_snapshot(snapshot: Version, version: SchemaVersion, columns: StructType) -> tuple[tuple[Fill, ...], list[str]]:
     """Return the fills of a later version's columns for a snapshot's rows, and the columns without a certain value."""
-    new, known = fields_by_name(version, columns), dict(snapshot.snapshot)
+    new, known = fields_by_name(columns, version.relation), dict(snapshot.snapshot)
     if version.facts is None:
         return (), [name for name, field in new.items() if field.name not in known.values()]
     fills, unknown = [], []
@@ -94,9 +88,8 @@ def shared_names(versions: Iterable[SchemaVersion], known: Sequence[Version]) ->
     """Return the names, in lower case, that more than one of the table's columns has had, or may have had."""
     numbers: dict[str, set[int | None]] = {}
     for version in versions:
-        facts = version.facts or (None,) * len(version.relation.columns)
-        for column, fact in zip(version.relation.columns, facts, strict=True):
-            numbers.setdefault(column.name.lower(), set()).add(None if fact is None else fact.number)
+        for column, number in zip(version.relation.columns, version.numbers, strict=True):
+            numbers.setdefault(column.name.lower(), set()).add(number)
         for copied in (each for each in known if each.relation_id == version.relation.relation_id):
             for number, name in copied.snapshot:
                 numbers.setdefault(plain_name(name).lower(), set()).add(number)

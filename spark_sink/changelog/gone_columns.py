@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.schema.table import gone_columns
-from spark_sink.schema.types import assign_columns, find_columns, holds
+from spark_sink.schema.types import fields_by_name, find_columns, holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ def find_gone(
     ``before`` are the table's versions so far, and ``columns`` the changelog's columns.
     """
     place, relation = use.place, use.relation
-    present = dict(zip([c.name for c in relation.columns], assign_columns(columns, typed(relation)), strict=True))
+    present = fields_by_name(columns, typed(relation))
     names = {field.name for field in present.values()}
     gone = gone_columns(before, use.end_lsn) - names
     owners: dict[str, set[tuple[int, int | None]]] = {}
@@ -79,7 +79,6 @@ def _owners(
     for relation_id in dict.fromkeys([*(version.relation_id for version in before), use.relation.relation_id]):
         for known in history.until(relation_id, use.place):
             fields = find_columns(columns, typed(known.relation))
-            facts = [None] * len(fields) if known.facts is None else [fact.number for fact in known.facts]
-            for field, number in zip(fields, facts, strict=True):
+            for field, number in zip(fields, known.numbers, strict=True):
                 if field is not None:
                     yield field.name, (relation_id, number)

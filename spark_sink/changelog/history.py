@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES, Column, Relation
+from cdcpipe.pgoutput.messages import IDENTITY_CODES, REPLICA_IDENTITIES, Column, Relation
 from cdcpipe.types.names import format_built_in_type
 from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["HISTORY_SCHEMA", "SchemaHistory", "SchemaVersion"]
-
-_IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 
 _COLUMN: Final = StructType(
     [
@@ -95,6 +93,11 @@ class SchemaVersion(Placed):
     facts: tuple[ColumnFacts, ...] | None
     is_whole: bool = False
     """Whether a snapshot tells that no publication had a list of the table's columns."""
+
+    @property
+    def numbers(self) -> tuple[int | None, ...]:
+        """The number of each column; None for each if these are not certain."""
+        return (None,) * len(self.relation.columns) if self.facts is None else tuple(fact.number for fact in self.facts)
 
 
 _V = TypeVar("_V", SchemaVersion, "Version")
@@ -232,7 +235,7 @@ class SchemaHistory:
             version = next((each for each in reversed(known) if each.place < place), None)
             if version is not None:
                 relation = version.relation
-                home = names.home(relation.relation_id, Table(relation.namespace, relation.name), place)
+                home = names.home(relation.relation_id, Table.of(relation), place)
                 yield version.place, home, relation.relation_id, [column.type_id for column in relation.columns]
         for home, versions in self._warehouse.all_versions().items():
             newest = versions[-1]
@@ -350,7 +353,7 @@ def _version(row: Row, shared: dict[Any, Any]) -> SchemaVersion:
         row["relation_id"],
         row["table_schema"],
         row["table_name"],
-        _IDENTITY_CODES[row["replica_identity"]],
+        IDENTITY_CODES[row["replica_identity"]],
         shared.setdefault(described, described),
     )
     facts = tuple(ColumnFacts(c["number"], c["missing"], c["is_filled"]) for c in columns if c["number"] is not None)

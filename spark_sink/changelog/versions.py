@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import pyarrow as pa
 
 from cdcpipe.masks import HASH
-from spark_sink.changelog.earlier_values import fields_by_name, fills_after_snapshot, fills_between, shared_names
+from spark_sink.changelog.earlier_values import fills_after_snapshot, fills_between, shared_names
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.changelog.retyped import retyped, retyped_since_copy
 from spark_sink.schema.casts import is_printed_otherwise
@@ -32,7 +32,7 @@ from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Fill, Table, gone_columns
-from spark_sink.schema.types import assign_columns, original_name, plain_name
+from spark_sink.schema.types import assign_columns, fields_by_name, original_name, plain_name
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
@@ -225,12 +225,12 @@ class TableVersions:
         if step is None:
             # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
-            fields = assign_columns(columns, self._warehouse.typed(use.relation))
-            new = [c.name for c, field in zip(use.relation.columns, fields, strict=True) if before and field.name not in old]
+            fields = fields_by_name(columns, self._warehouse.typed(use.relation))
+            new = [name for name, field in fields.items() if before and field.name not in old]
             self._name(table, place, new)
             return ()
         previous, version = (_typed(self._warehouse, each) for each in step)
-        before_name = Table(previous.relation.namespace, previous.relation.name)
+        before_name = Table.of(previous.relation)
         self._check_columns(before_name, _numbers(previous), version)
         if self.names.home(previous.relation.relation_id, before_name, previous.place) != table:
             _logger.warning(
@@ -242,7 +242,7 @@ class TableVersions:
             )
             want_copy(self._warehouse, table, use.end_lsn, f"it was renamed from {before_name}, which has its earlier rows")
             return ()
-        earlier = fields_by_name(previous, columns)
+        earlier = fields_by_name(columns, previous.relation)
         self._name_retyped(table, place, retyped(previous, version, columns))
         self._name_reprinted(table, place, _type_ids(step[0]), step[1])
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
@@ -258,8 +258,7 @@ class TableVersions:
         ):
             _logger.warning("table %s was altered, and %s", table, _AGAIN)
             want_copy(self._warehouse, table, place[0], _AGAIN)
-        numbers = [None] * len(earlier) if previous.facts is None else [fact.number for fact in previous.facts]
-        former = [(number, name, field.name) for number, (name, field) in zip(numbers, earlier.items(), strict=True)]
+        former = [(number, name, field.name) for number, (name, field) in zip(previous.numbers, earlier.items(), strict=True)]
         return _hide(self._warehouse, table, version, columns, fills, before_name, former)
 
     def _check_columns(self, then: Table, former: Mapping[int, str], version: SchemaVersion) -> None:
@@ -400,12 +399,12 @@ def _hide(
     masks, relation = warehouse.masks, version.relation
     if not masks.rules:
         return fills
-    fields = fields_by_name(version, columns)
+    fields = fields_by_name(columns, relation)
     kinds = masks.kinds(relation.namespace, relation.name, fields)
     kinds_then = masks.kinds(then.schema, then.name, [name for _, name, _ in former])
     is_certain = version.facts is not None and all(number is not None for number, *_ in former)
     known = {number if is_certain else name: (name, column) for number, name, column in former}
-    ids = [fact.number for fact in version.facts] if is_certain and version.facts is not None else [*fields]
+    ids = version.numbers if is_certain else [*fields]
     hidden: dict[str, str] = {}
     for name, each in zip(fields, ids, strict=True):
         if name in kinds and each in known and kinds_then.get(known[each][0]) != kinds[name]:

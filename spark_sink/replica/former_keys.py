@@ -109,8 +109,7 @@ def _types(copy: Version) -> dict[int, _Type]:
 def is_hashed(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
     """Tell whether the tables have hashes of a column of a copy: under the name that the table has now, or had at first."""
     names = [name for each, name, *_ in copy.described if each == number]
-    called = warehouse.names().name(table)
-    return any(HASH in warehouse.masks.kinds(each.schema, each.name, names).values() for each in (table, called))
+    return any(HASH in warehouse.masks.kinds(*called, names).values() for called in warehouse.names().first_and_last(table))
 
 
 def _has(name: str) -> Column:

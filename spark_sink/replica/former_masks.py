@@ -73,9 +73,8 @@ def changed_kinds(
     found: dict[str, str] = {}
     if not changes:
         return found
-    now, called = warehouse.masks, warehouse.names().name(table)
-    for name in {(table.schema, table.name), (called.schema, called.name)}:
-        kinds = now.kinds(*name, columns)
+    for name in warehouse.names().first_and_last(table):
+        kinds = warehouse.masks.kinds(*name, columns)
         for change in changes:
             then = Masks.of(change["masks"]).kinds(*name, columns)
             # The mask of a key's column never changes. An older cdcpipe did not note of which tables the masks have changed.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.ddl import message
-from cdcpipe.pgoutput.messages import REPLICA_IDENTITIES
+from cdcpipe.pgoutput.messages import IDENTITY_CODES
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import Table
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["ColumnDescription", "DdlMessage", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
-_IDENTITY_CODES: Final = {name: code for code, name in REPLICA_IDENTITIES.items()}
 _OIDS: Final = range(1, 1 << 32)
 _NUMBERS: Final = range(1, 1601)
 """The numbers that a table's columns may have: PostgreSQL allows 1600 columns, with those that were dropped."""
@@ -64,7 +63,7 @@ class TableDescription:
             raise ValueError(_NOT_OURS)
         key = value["primary_key"]
         is_usable, parent = key is not None and not key["deferrable"], value["partition_of"]
-        identity = _IDENTITY_CODES[value["replica_identity"]["kind"]]
+        identity = IDENTITY_CODES[value["replica_identity"]["kind"]]
         return cls(
             _within(_OIDS, value["oid"]),
             _table(value),

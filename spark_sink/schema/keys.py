@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import Version
-from spark_sink.schema.types import assign_columns, base_names
+from spark_sink.schema.types import base_names, fields_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,9 +46,8 @@ def version_of(
     end_lsn: int, ordinal: int, relation: Relation, columns: StructType, key: Iterable[str], fills: tuple[Fill, ...] = ()
 ) -> Version:
     """Return the table's version that begins at a position, with this ``key``. ``columns`` are those of the changelog."""
-    names = [column.name for column in relation.columns]
-    spark_names = dict(zip(names, base_names(columns, relation), strict=True))
-    fields = dict(zip(names, assign_columns(columns, relation), strict=True))
+    fields = fields_by_name(columns, relation)
+    spark_names = dict(zip(fields, base_names(columns, relation), strict=True))
     key = tuple(key)
     return Version(
         end_lsn,

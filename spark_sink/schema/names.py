@@ -158,6 +158,10 @@ class Names:
             return known[number - 1].name
         return known[0].former if known else Table(home.schema, home.name)
 
+    def first_and_last(self, home: Table) -> set[tuple[str, str]]:
+        """Return the name of a table's directories, and the name that the table has now."""
+        return {(each.schema, each.name) for each in (home, self.name(home))}
+
     def has(self, home: Table) -> bool:
         """Tell whether a name of the table in a home is recorded."""
         return home in self._of_home

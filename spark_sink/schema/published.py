@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
+from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import AFTER_ALL
 
@@ -138,5 +139,4 @@ class PublishedTables:
 
 
 def _has_columns(table: Mapping[str, Any], relation: Relation) -> bool:
-    found = [(column["name"], column["type_id"], column["type_modifier"]) for column in table.get("columns", ())]
-    return found == [(column.name, column.type_id, column.type_modifier) for column in relation.columns]
+    return [(each["name"], each["type_id"], each["type_modifier"]) for each in table.get("columns", ())] == looks(relation)

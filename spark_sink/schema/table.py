@@ -12,6 +12,8 @@ from cdcpipe.lsn import LSN, format_lsn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from cdcpipe.pgoutput.messages import Relation
+
 __all__ = [
     "AFTER_ALL",
     "DDL",
@@ -87,6 +89,11 @@ class Table:
     def copying(self) -> str:
         """The shell command that copies the table's rows, for hints."""
         return f"cdcpipe-spark snapshot --table {shlex.quote(str(self))}"
+
+    @classmethod
+    def of(cls, relation: Relation) -> Table:
+        """Return the name of a table that the server describes."""
+        return cls(relation.namespace, relation.name)
 
     def __str__(self) -> str:
         now = self.now

@@ -83,6 +83,7 @@ __all__ = [
     "assign_columns",
     "base_names",
     "column_names",
+    "fields_by_name",
     "find_columns",
     "holds",
     "is_json",
@@ -290,6 +291,11 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
             )
         found.append(field)
     return found
+
+
+def fields_by_name(columns: StructType, relation: Relation) -> dict[str, StructField]:
+    """Return the same by the columns' names in PostgreSQL."""
+    return dict(zip([column.name for column in relation.columns], assign_columns(columns, relation), strict=True))
 
 
 def find_columns(columns: StructType, relation: Relation) -> list[StructField | None]:

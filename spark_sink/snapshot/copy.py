@@ -30,9 +30,10 @@ from spark_sink.client.exported import ExportedSnapshot, SnapshotError, drop_lef
 from spark_sink.files import places
 from spark_sink.files.system_hints import hint_in
 from spark_sink.replica import merge
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
-from spark_sink.snapshot.homes import Homes, name_of
+from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.source import datasource
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
-    from spark_sink.schema.table import Table
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -424,7 +424,7 @@ class Snapshot:
             self._export.check()
         if raised is not None and NOT_UTF8 in raised[1]:
             return SnapshotError(raised[1], hint=NOT_UTF8_HINT)
-        said = f"cannot copy table {name_of(table.relation)}: {session.reason_of(ex)}"
+        said = f"cannot copy table {Table.of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")
 

@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Homes", "name_of"]
-
-
-def name_of(relation: Relation) -> Table:
-    """Return the name of a table that the server describes."""
-    return Table(relation.namespace, relation.name)
+__all__ = ["Homes"]
 
 
 class Homes:
@@ -52,14 +47,15 @@ class Homes:
 
     def of(self, relation: Relation) -> Table:
         """Return the same for a description."""
-        return self.table(relation.relation_id, name_of(relation))
+        return self.table(relation.relation_id, Table.of(relation))
 
     def check(self, relation: Relation, lsn: int) -> None:
         """Raise SnapshotError if a copy as of ``lsn`` has to wait until the stream has told of names."""
-        if self.is_certain(relation.relation_id, name_of(relation)) or self.knows(lsn):
+        name = Table.of(relation)
+        if self.is_certain(relation.relation_id, name) or self.knows(lsn):
             return
         raise SnapshotError(
-            f"{name_of(relation)} is another table on the server than in the warehouse: it was renamed or made anew, and the tables"
+            f"{name} is another table on the server than in the warehouse: it was renamed or made anew, and the tables"
             f" have not come to {format_lsn(lsn)} yet",
             hint="wait until cdcpipe-spark run has brought the tables there, and try again",
         )

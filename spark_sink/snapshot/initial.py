@@ -28,9 +28,10 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
-from spark_sink.snapshot.homes import Homes, name_of
+from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
@@ -159,7 +160,7 @@ class InitialSnapshot(Snapshot):
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
         # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.
-        chosen = [each for each in lacking if homes.is_certain(each.relation.relation_id, name_of(each.relation))]
+        chosen = [each for each in lacking if homes.is_certain(each.relation.relation_id, Table.of(each.relation))]
         self._forget_later_parts(chosen)
         return chosen
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
-from spark_sink.snapshot.homes import name_of
 from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -77,7 +77,7 @@ class TableSnapshot(Snapshot):
         self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
-        published = {str(name_of(table.relation)): table for table in plan.tables}
+        published = {str(Table.of(table.relation)): table for table in plan.tables}
         self._check_published({name: table.relation.columns for name, table in published.items()})
         return [published[name] for name in self._names if homes.of(published[name].relation) not in self.copied]
 

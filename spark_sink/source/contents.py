@@ -42,7 +42,7 @@ class Use(Placed):
     @property
     def name(self) -> Table:
         """The table's name in the description."""
-        return Table(self.relation.namespace, self.relation.name)
+        return Table.of(self.relation)
 
 
 @dataclass(slots=True)

@@ -126,7 +126,7 @@ def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
     path, masks = masks_path(house.root), house.masks
     before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
     changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
-    called = {table: _names_of(house, table) for table in house.tables()}
+    called = {table: house.names().first_and_last(table) for table in house.tables()}
     tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
     for table in tables:
         _check_key_columns(house, table, called[table], Masks.of(before))
@@ -158,12 +158,6 @@ def _masked_lsn(house: Warehouse, table: Table, lsn: int) -> int:
     copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
     copies += [position.lsn for each, position in landed_snapshots.unfinished(house) if each == table]
     return max(lsn, house.format.lsn(house.changelog(table)) or 0, *copies)
-
-
-def _names_of(house: Warehouse, table: Table) -> set[tuple[str, str]]:
-    """Return the name of the table's directories, and the name that the table has now."""
-    now = house.names().name(table)
-    return {(table.schema, table.name), (now.schema, now.name)}
 
 
 def _check_key_columns(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:
