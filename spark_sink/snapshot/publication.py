@@ -158,13 +158,12 @@ def compare(
     before: Seen | None,
     found: Prepared,
     is_keyed: Callable[[Table], bool],
-    homes: Homes | None = None,
-    kept: Mapping[int, SeenTable] = _NOTHING,
+    homes: Homes,
+    kept: Mapping[int, SeenTable],
 ) -> list[Finding]:
     """Return the tables that need a copy, without those that are ``kept``.
 
-    ``is_keyed`` tells whether the warehouse knows a key of the table already. ``homes`` has the tables of the warehouse; without it
-    each table is known by its name.
+    ``is_keyed`` tells whether the warehouse knows a key of the table already. ``homes`` has the tables of the warehouse.
     """
     if before is None or before.system_id != found.system_id:
         return []
@@ -173,17 +172,12 @@ def compare(
 
 
 def _compare(
-    before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool], homes: Homes | None
+    before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool], homes: Homes
 ) -> Iterator[Finding]:
     now = SeenTable.of(found)
-    table = now.table if homes is None else homes.table(now.relation_id, now.table)
-    then = before.tables.get(now.relation_id)
+    then, table = before.tables.get(now.relation_id), homes.table(now.relation_id, now.table)
     is_new = then is None or (then.table == now.table and then.undecided_lsn is not None)
-    if (
-        then is None
-        or is_new
-        or (then.table != now.table and (homes is None or homes.table(then.relation_id, then.table) != table))
-    ):
+    if then is None or is_new or homes.table(then.relation_id, then.table) != table:
         others = (each for each in before.tables.values() if each.relation_id != now.relation_id)
         is_replaced = any(each.table == now.table for each in others)
         # It came since the look before: somebody may have copied it since.

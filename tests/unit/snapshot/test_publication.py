@@ -81,6 +81,12 @@ def not_keyed(_: Table) -> bool:
     return False
 
 
+@pytest.fixture
+def homes(tmp_path: Path) -> Homes:
+    """The tables of an empty warehouse."""
+    return Homes(Warehouse(tmp_path, "delta"))
+
+
 BEFORE = seen(found(table(), lsn=100))
 
 
@@ -112,8 +118,8 @@ BEFORE = seen(found(table(), lsn=100))
         ),
     ],
 )
-def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding]) -> None:
-    assert compare(BEFORE, found(now), not_keyed) == findings
+def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes: Homes) -> None:
+    assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
 
 
 def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(tmp_path: Path) -> None:
@@ -129,24 +135,24 @@ def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(t
     before = read(house)
     assert before is not None
     assert {number: [*(each.parts or ())] for number, each in before.tables.items()} == {100: [100, 101], 200: [200, 201]}
-    assert compare(before, found(root), not_keyed) == [Finding(T, 200, ATTACHED)]
+    assert compare(before, found(root), not_keyed, Homes(house), {}) == [Finding(T, 200, ATTACHED)]
 
 
-def test_a_table_that_gets_a_key() -> None:
+def test_a_table_that_gets_a_key(homes: Homes) -> None:
     keyless = seen(found(table(primary_key=[]), lsn=100))
-    assert compare(keyless, found(table()), not_keyed) == [Finding(T, 200, KEY)]
-    assert compare(keyless, found(table(primary_key=[], replica_identity="i")), not_keyed) == [Finding(T, 200, KEY)]
-    assert compare(keyless, found(table()), lambda _: True) == []  # the stream has told it
-    assert compare(keyless, found(table(primary_key=[])), not_keyed) == []
-    assert compare(BEFORE, found(table(primary_key=[])), not_keyed) == []
+    assert compare(keyless, found(table()), not_keyed, homes, {}) == [Finding(T, 200, KEY)]
+    assert compare(keyless, found(table(primary_key=[], replica_identity="i")), not_keyed, homes, {}) == [Finding(T, 200, KEY)]
+    assert compare(keyless, found(table()), lambda _: True, homes, {}) == []  # the stream has told it
+    assert compare(keyless, found(table(primary_key=[])), not_keyed, homes, {}) == []
+    assert compare(BEFORE, found(table(primary_key=[])), not_keyed, homes, {}) == []
 
 
-def test_the_first_look_only_records() -> None:
+def test_the_first_look_only_records(homes: Homes) -> None:
     """So does the first look at another server that the record does not follow, and one after a record without parts."""
-    assert compare(None, found(table()), not_keyed) == []
-    assert compare(BEFORE, found(table("u"), system_id="7999"), not_keyed) == []
+    assert compare(None, found(table()), not_keyed, homes, {}) == []
+    assert compare(BEFORE, found(table("u"), system_id="7999"), not_keyed, homes, {}) == []
     without = seen(found({name: value for name, value in table().items() if name not in ("parts", "published_by")}))
-    assert compare(without, found(table(parts=[part(101, 2, "b", has_rows=True)], published_by=[8])), not_keyed) == []
+    assert compare(without, found(table(parts=[part(101, 2, "b", has_rows=True)], published_by=[8])), not_keyed, homes, {}) == []
 
 
 def test_the_catalog_of_an_old_primary_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
