@@ -119,7 +119,7 @@ def _columns_before(
 
 
 def _copied_before(copied: SchemaVersion | None) -> tuple[set[int], bool] | None:
-    """Return the numbers of a table that a snapshot has copied, and that has not been altered since."""
+    """Return the numbers of the columns that a snapshot has copied, and whether these are all; None without a snapshot."""
     if copied is None or copied.facts is None:
         return None
     # A publication with a list of columns does not have the new ones either. Numbers don't tell: it may lack the last column.

@@ -99,8 +99,8 @@ def shared_names(versions: Iterable[SchemaVersion], known: Sequence[Version]) ->
 def _fill(field: StructField, source: StructField | None, column: Column, fact: ColumnFacts, *, is_own: bool) -> Fill | None:
     """Return the value of earlier rows in a new ``column``; None if it is not known.
 
-    ``is_own``: earlier rows that have a value in ``field`` have it of the same column. They may: the column of the narrower type
-    that is ``source`` may be younger than they are.
+    ``is_own``: no other column has had the name, so what an earlier row has in ``field`` is this column's own value. Rows that are
+    older than the narrower column ``source`` have it there.
     """
     if source is not None:
         if not holds(field.dataType, source.dataType):

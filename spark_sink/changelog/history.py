@@ -268,10 +268,10 @@ class SchemaHistory:
         return bool(catalog) and is_other, None
 
     def is_uncertain(self, table: Table, last: SchemaVersion, earlier: Sequence[SchemaVersion]) -> bool:
-        """Tell whether a column of the version may have got its number after the version's beginning, in place of a dropped column.
+        """Tell whether a number may be that of a younger column, which took the name and type of a column that was dropped since.
 
-        The catalog of which the numbers are may be much later than the version. A number that was known before is certain, and so
-        are all where no column was dropped since, and those that captured DDL tells.
+        The numbers may be those of a much later catalog. A number that was known before is certain. So are all numbers if no column
+        was dropped since, and those that captured DDL tells.
         """
         if self._captured_facts(last) is not None:
             return False

@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["ExportedSnapshot", "SnapshotError", "drop_left"]
+__all__ = ["STOPPED", "ExportedSnapshot", "SnapshotError", "drop_left"]
 
 _logger = logging.getLogger(__name__)
 
+STOPPED: Final = "the snapshot was stopped before its end"
 _PURPOSE = "for"
 _PIPE, _TEXT = "hold", "export.json"
 _DROP = b"q\n"

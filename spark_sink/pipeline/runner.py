@@ -319,7 +319,7 @@ class Runner(Background):
         pipeline.pass_gap()
         snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
         assert self.launcher.prepared is not None
-        if not snapshot.is_needed(self.launcher.prepared.tables):
+        if snapshot.record_if_healed(self.launcher.prepared.tables):
             return
         self._gap_copy = snapshot
         try:

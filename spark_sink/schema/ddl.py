@@ -223,9 +223,9 @@ class Descriptions:
         return tuple(first[column.facts.number] for column in found[1])
 
     def facts_until_next(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
-        """Return the facts of a description from the stream that applies from ``place``, from the next captured command.
+        """Do what `facts` does where nothing is in force at ``place``: take it from the table's next message.
 
-        Returns None if there is none so far, if the DDL before it was not all captured, or if they are not certain.
+        Returns None if there is no message so far, if the DDL before it was not all captured, or if they are not certain.
         """
         found = self.numbers_until_next(relation, place)
         if found is None:
@@ -234,10 +234,10 @@ class Descriptions:
         return tuple(first.get(number, ColumnFacts(number, None, is_filled=True)) for number in sorted(found[0]))
 
     def numbers_until_next(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
-        """Do the same as `numbers_at`, but for a description that applies from ``place``, from the next captured command.
+        """Do what `numbers_at` does where nothing is in force at ``place``: take it from the table's next message.
 
-        Its message has the columns that were there before: those that it has dropped, and all others but new ones. They count as
-        all only if none of the others may be new.
+        The message has the columns that were there before: those that its command has dropped, and all others but new ones. They
+        count as all only if none of the others may be new.
         """
         _, following = self._around(relation.relation_id, place)
         if following is None or following.is_doubtful or not self.covers(place, following.place):

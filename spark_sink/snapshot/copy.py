@@ -1,4 +1,4 @@
-"""Copies tables with an exported snapshot, in a thread. The base of both kinds of snapshot (initial.py, tables.py).
+"""Copies tables with an exported snapshot, in a thread. The base of the three kinds of snapshot (initial.py, tables.py, gap.py).
 
 The server exports a snapshot, and tells its position in the WAL. Everything committed before that position is in the snapshot;
 everything else is in the stream after it; nothing is in both. The snapshot's rows get this position. So nothing has to be compared
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, UnreachableError
 from cdcpipe.retry import RetryPolicy
 from cdcpipe.threads import Worker
-from spark_sink.client.exported import ExportedSnapshot, SnapshotError, drop_left
+from spark_sink.client.exported import STOPPED, ExportedSnapshot, SnapshotError, drop_left
 from spark_sink.files import places
 from spark_sink.files.system_hints import hint_in
 from spark_sink.replica import merge
@@ -342,7 +342,7 @@ class Snapshot:
                     copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
                 raise
         if self._stopping:
-            raise SnapshotError("the snapshot was stopped before its end", hint="start again: it continues with the other tables")
+            raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")
         return rewritten
 
     def _refuse_other_server(self, prepared: Prepared) -> list[Epoch]:
@@ -363,7 +363,7 @@ class Snapshot:
         while is_elsewhere((epochs := self._refuse_other_server(prepared))[-1], prepared):
             there = f"timeline {prepared.timeline} of the server with system id {prepared.system_id}"
             if self._stopping:
-                raise SnapshotError("the snapshot was stopped before its end")
+                raise SnapshotError(STOPPED)
             if time.monotonic() >= ends_at:
                 raise SnapshotError(
                     f"not copied, because {self.config.staging} has nothing from {there} yet",
@@ -416,7 +416,7 @@ class Snapshot:
         if isinstance(ex, CdcpipeError):
             return ex
         if self._stopping:
-            return SnapshotError("the snapshot was stopped before its end")
+            return SnapshotError(STOPPED)
         raised = session.raised_of(ex)
         if raised is not None and raised[0] == RewrittenError.__name__:
             return RewrittenError(raised[1])

@@ -1,7 +1,7 @@
 """Copies all published tables anew after a gap in the log, so that the tables are right again.
 
     snapshot = GapSnapshot(config, warehouse)
-    if snapshot.is_needed(prepared.tables):
+    if not snapshot.record_if_healed(prepared.tables):
         snapshot.prepare(lambda: False)
         snapshot.start(spark, staging)          # returns at once
         snapshot.wait()
@@ -56,17 +56,15 @@ class GapSnapshot(Snapshot):
         self._gap_end_lsn = 0 if found is None else found.start.lsn
         self._cause = "" if found is None else found.gap.cause
 
-    def is_needed(self, published: Iterable[Mapping[str, Any]]) -> bool:
-        """Tell whether a published table has to be copied. If there was a gap and none has to be, record that."""
-        if not self._gap_end_lsn:
-            return False
-        homes = Homes(self.warehouse)
-        wanted = publication.published(published)
-        tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in wanted)
-        if any(map(self._lacks, tables)):
-            return True
-        self._finish()
-        return False
+    def record_if_healed(self, published: Iterable[Mapping[str, Any]]) -> bool:
+        """Record that the gap is healed if every published table was copied since. Return False if one has to be copied."""
+        if self._gap_end_lsn:
+            homes, wanted = Homes(self.warehouse), publication.published(published)
+            tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in wanted)
+            if any(map(self._lacks, tables)):
+                return False
+            self._finish()
+        return True
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
         """Export a snapshot from after the gap. Raises InterruptedError once ``is_stopping`` is True."""

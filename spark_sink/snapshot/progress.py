@@ -52,7 +52,7 @@ class Begun:
     """For a new Delta table: its columns, whose names in the files were generated for this copy."""
     done: dict[int, Written] = field(default_factory=dict)
 
-    def note(self, number: int) -> Path:
+    def record_path(self, number: int) -> Path:
         """Return the path of a chunk's record."""
         return self.directory / f"{number}-{self.token}.json"
 

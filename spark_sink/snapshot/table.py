@@ -29,7 +29,7 @@ from cdcpipe.error_texts import without_values
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import check_masked, insert_snapshot
-from spark_sink.client.exported import SnapshotError
+from spark_sink.client.exported import STOPPED, SnapshotError
 from spark_sink.files import places
 from spark_sink.replica import merge
 from spark_sink.replica.layout import replica_properties
@@ -244,7 +244,7 @@ def _tasks(
             lsn=copying.position.lsn,
             time_us=begun.time_us,
             directory=places.name(directory),
-            note=places.name(begun.note(number)),
+            note=places.name(begun.record_path(number)),
             layout=layout,
             is_utf8=copying.is_utf8,
         )
@@ -256,7 +256,7 @@ def _tasks(
 def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -> list[Written]:
     """Let executors write the missing chunks. Logs the columns with values that their type can't hold."""
     if copying.is_stopping():
-        raise SnapshotError("the snapshot was stopped before its end")
+        raise SnapshotError(STOPPED)
     there = list(begun.done.values())
     if there:
         _logger.info("%s: an earlier run has copied %d of %d chunks", table, len(there), len(begun.chunks))
@@ -283,7 +283,7 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
             _logger.warning("waiting: %s", locked[0][1])
             is_told = True
         if locked and copying.is_stopping():
-            raise SnapshotError("the snapshot was stopped before its end")
+            raise SnapshotError(STOPPED)
         tasks = [task for task, _ in locked]
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):

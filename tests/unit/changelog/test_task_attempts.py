@@ -76,15 +76,15 @@ def test_the_attempt_that_notes_a_chunk_first_is_the_one_that_counts(tmp_path: P
     chunks = [Chunk(1, "public.fruit", 2, 0, 10), Chunk(1, "public.fruit", 2, 10, None)]
     begun = snapshot_progress.begin(tmp_path, "copy", chunks, 0)
     first, second = (Written(3, WrittenFile(f"part-{name}.parquet", 1, 3, {}, {}, {}), {}) for name in "ab")
-    assert snapshot_progress.note(begun.note(1), first) == first
-    assert snapshot_progress.note(begun.note(1), second) == first
+    assert snapshot_progress.note(begun.record_path(1), first) == first
+    assert snapshot_progress.note(begun.record_path(1), second) == first
     again = snapshot_progress.resume(tmp_path, "copy")
     assert again is not None
     assert again.done == {1: first}
 
     # A task of that copy is still at work when another copy has begun, cut otherwise.
     other = snapshot_progress.begin(tmp_path, "copy", chunks[:1], 0)
-    assert snapshot_progress.note(begun.note(0), second) == second
+    assert snapshot_progress.note(begun.record_path(0), second) == second
     again = snapshot_progress.resume(tmp_path, "copy")
     assert again is not None
-    assert (again.done, again.note(0)) == ({}, other.note(0))
+    assert (again.done, again.record_path(0)) == ({}, other.record_path(0))

@@ -104,10 +104,10 @@ def test_a_gap_that_comes_during_the_copies_stays_open(snapshot: GapSnapshot) ->
     """A micro-batch records it meanwhile. The copies are from before it."""
     later = replace(EPOCH, number=3, start_lsn=0x900, gap=Gap(0x800, "the slot was moved", 3.0, 4.0))
     gaps.record(snapshot.warehouse, [EPOCH, later])
-    assert not snapshot.is_needed([])
+    assert snapshot.record_if_healed([])
     assert [each.healed_lsn for each in gaps.read(snapshot.warehouse)] == [0x500, None]
     assert gaps.open_gap(snapshot.warehouse) == gaps.TablesGap(later.gap, later.start)
-    assert not GapSnapshot(snapshot.config, snapshot.warehouse).is_needed([])
+    assert GapSnapshot(snapshot.config, snapshot.warehouse).record_if_healed([])
     assert gaps.open_gap(snapshot.warehouse) is None
 
 
@@ -124,9 +124,9 @@ def test_a_table_without_columns_is_not_copied(snapshot: GapSnapshot) -> None:
     """Its version would say nothing, so that no copy of it would ever count as one."""
     plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
     assert [each.relation.name for each in snapshot._choose(plan, Homes(snapshot.warehouse))] == ["t"]
-    assert snapshot.is_needed([published("bare"), published("t", "id")])
+    assert not snapshot.record_if_healed([published("bare"), published("t", "id")])
     assert gaps.open_gap(snapshot.warehouse) is not None
-    assert not snapshot.is_needed([published("bare")])
+    assert snapshot.record_if_healed([published("bare")])
     assert gaps.open_gap(snapshot.warehouse) is None
 
 
