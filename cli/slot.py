@@ -63,26 +63,27 @@ def command(*, slot: str, watch: float | None, **options: Any) -> None:
 
 
 def _print(connection: Connection, slot: str, system_id: str | None) -> None:
-    sys.stdout.write(json.dumps(_report(slot, system_id, find_position(connection, slot))) + "\n")
+    sys.stdout.write(json.dumps(_report(system_id, find_position(connection, slot))) + "\n")
     sys.stdout.flush()
 
 
-def _report(name: str, system_id: str | None, found: SlotPosition) -> dict[str, Any]:
+def _report(system_id: str | None, found: SlotPosition) -> dict[str, Any]:
+    slot = found.slot
     return {
         "system_id": system_id,
-        "slot": name,
-        "plugin": found.plugin,
-        "database": found.database,
-        "active": found.active,
-        "active_pid": found.active_pid,
+        "slot": slot.name,
+        "plugin": slot.plugin,
+        "database": slot.database,
+        "active": slot.active,
+        "active_pid": slot.active_pid,
         "wal_lsn": str(found.wal_lsn),
         "sent_lsn": _text(found.sent_lsn),
-        "confirmed_flush_lsn": _text(found.confirmed_flush_lsn),
-        "restart_lsn": _text(found.restart_lsn),
-        "wal_status": found.wal_status,
-        "safe_wal_bytes": found.safe_wal_bytes,
-        "failover": found.failover,
-        "synced": found.synced,
+        "confirmed_flush_lsn": _text(slot.confirmed_flush_lsn),
+        "restart_lsn": _text(slot.restart_lsn),
+        "wal_status": slot.wal_status,
+        "safe_wal_bytes": slot.safe_wal_bytes,
+        "failover": slot.failover,
+        "synced": slot.synced,
     }
 
 

@@ -12,6 +12,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.publishing import NewPublication
 from cdcpipe.replication.selected import Selection
+from cdcpipe.replication.slots import Slot
 from cdcpipe.replication.tables import PublishedTable, TypeWithoutBinary, Unreadable
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "Restriction",
     "Role",
     "Server",
-    "SlotState",
     "Table",
     "Transaction",
     "Unreachable",
@@ -48,26 +48,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotState:
-    """A row of pg_replication_slots. ``failover`` and ``synced`` are None before 17."""
-
-    name: str
-    plugin: str | None
-    slot_type: str
-    database: str | None
-    temporary: bool
-    active_pid: int | None
-    restart_lsn: LSN | None
-    confirmed_flush_lsn: LSN | None
-    wal_status: str | None
-    safe_wal_bytes: int | None
-    two_phase: bool
-    invalidation_reason: str | None = None
-    failover: bool | None = None
-    synced: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     """One server, as it describes itself. ``settings`` come from pg_settings, in the units of that view."""
 
@@ -79,19 +59,19 @@ class Server:
     is_standby: bool
     settings: Mapping[str, str]
     wal_lsn: LSN
-    slots: tuple[SlotState, ...]
+    slots: tuple[Slot, ...]
     walsenders: int
     has_dbname: bool | None
     """Whether primary_conninfo names a database; None if the setting is empty, or hidden from this user."""
     clock_ahead_s: float
     """How far the server's clock is ahead of ours. A difference smaller than the duration of the query counts as 0."""
 
-    def slot(self, name: str) -> SlotState | None:
+    def slot(self, name: str) -> Slot | None:
         """Return the slot of this name, or None."""
         return next((slot for slot in self.slots if slot.name == name), None)
 
     @property
-    def physical_slots(self) -> tuple[SlotState, ...]:
+    def physical_slots(self) -> tuple[Slot, ...]:
         """The physical slots, which standbys use. Temporary slots are left out."""
         return tuple(slot for slot in self.slots if slot.slot_type == "physical" and not slot.temporary)
 
@@ -250,6 +230,6 @@ class Facts:
         return next((each for each in (self.server, *self.others) if isinstance(each, Server) and not each.is_standby), None)
 
     @property
-    def slot(self) -> SlotState | None:
+    def slot(self) -> Slot | None:
         """The slot, or None if it does not exist."""
         return self.server.slot(self.asked.slot)

@@ -113,7 +113,7 @@ def standbys(facts: Facts) -> Iterator[Verdict]:
             why = f"as long as it is there, nothing is copied: {_NOT_AFTER_PROMOTION}"
             fix = f"SELECT pg_drop_replication_slot({quote_literal(found.name)}) there, if the server was the primary before"
             yield warning(f"slot {found.name!r} is one of its own, and no copy", why, fix, subject=server.address)
-        elif found.temporary or found.invalidation_reason:
+        elif found.temporary or found.is_lost_copy:
             what = "is not yet a lasting copy" if found.temporary else f"is lost ({found.invalidation_reason})"
             fix = "let the slot's consumer go on; once the primary's slot has moved, the copy lasts"
             yield warning(f"slot {facts.asked.slot!r} {what}", _NOT_AFTER_PROMOTION, fix, subject=server.address)

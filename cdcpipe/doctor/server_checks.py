@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Final
 
 from cdcpipe.ddl.script import TRIGGERS
-from cdcpipe.doctor.facts import Facts, SlotState, Transaction
+from cdcpipe.doctor.facts import Facts, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import set_globally
+from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.units import counted, format_duration, format_size
 
@@ -280,7 +281,7 @@ def slot_state(facts: Facts) -> Iterator[Verdict]:
         yield ok(f"slot {name!r} is there, and free")
 
 
-def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
+def _problem(facts: Facts, slot: Slot) -> Verdict | None:
     """Return why a slot can't be used, now or ever; None if it can."""
     anew = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)}); then {_making(facts)}, and copy the tables anew"
     what = f"slot {slot.name!r}"
@@ -289,7 +290,10 @@ def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
     if slot.database != facts.server.database:
         why = f"the connection is to {facts.server.database!r}"
         return error(f"{what} belongs to database {slot.database!r}", why, f"connect to it: -d {shlex.quote(slot.database or '')}")
-    if slot.wal_status == "lost" or slot.invalidation_reason:
+    if slot.is_copy:
+        why = "nobody can stream from it before this standby is promoted"
+        return error(f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c")
+    if slot.is_lost:
         reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
         return error(f"{what} is lost{reason}", "changes are missing for good", anew)
     if slot.wal_status == "unreserved":
@@ -298,9 +302,6 @@ def _problem(facts: Facts, slot: SlotState) -> Verdict | None:
         )
     if facts.asked.publications and slot.plugin != "pgoutput":
         return error(f"{what} has the plugin {slot.plugin}", "publications are for pgoutput", "name another slot: -S")
-    if slot.synced and facts.server.is_standby:
-        why = "nobody can stream from it before this standby is promoted"
-        return error(f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c")
     return None
 
 

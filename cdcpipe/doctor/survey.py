@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import table_survey
-from cdcpipe.doctor.facts import Asked, Facts, Role, Server, SlotState, Transaction, Unreachable, WALRate
+from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreachable, WALRate
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
+from cdcpipe.replication.server import WAL_END
 from cdcpipe.replication.session import connect, connect_walsender
+from cdcpipe.replication.slots import find_slots
 from cdcpipe.sql import quote_literal
 
 __all__ = ["survey"]
@@ -35,20 +37,14 @@ _SETTINGS = (
     "wal_sender_timeout",
 )
 
-_INVALIDATION_REASONS_SINCE = 170000
-
 _AVERAGE_AFTER_S = 600.0
 """Younger statistics are ignored. They do not show a usual rate, because a new server has just written its own catalogs."""
 
 _WATCHED_S = 1.0
 """How long the survey watches the WAL to measure its growth."""
 
-_WAL_END = (
-    "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.pg_current_wal_lsn() END"
-)
-
 _SERVER = f"""
-SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_recovery(), {_WAL_END},
+SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_recovery(), {WAL_END},
     (SELECT count(*) FROM pg_catalog.pg_stat_get_wal_senders()),
     (SELECT s.setting ~ '(^|\\s)dbname\\s*=' OR s.setting ~ '^postgres(ql)?://[^/]*/[^?]'
      FROM pg_catalog.pg_settings s WHERE s.name = 'primary_conninfo' AND s.setting <> ''),
@@ -125,42 +121,11 @@ def look(connection: Connection) -> Server:
         is_standby=is_standby == "t",
         settings={name or "": value or "" for name, value in settings},
         wal_lsn=LSN.parse(wal_end or "0/0"),
-        slots=tuple(_slots(connection)),
+        slots=tuple(find_slots(connection)),
         walsenders=int(walsenders or 0),
         has_dbname=None if has_dbname is None else has_dbname == "t",
         clock_ahead_s=0.0 if abs(ahead) <= (after - before) / 2 else ahead,
     )
-
-
-def _slots(connection: Connection) -> list[SlotState]:
-    has_reasons = connection.server_version >= _INVALIDATION_REASONS_SINCE
-    rows = connection.execute(
-        "SELECT slot_name, plugin, slot_type, database, temporary, active_pid, restart_lsn, confirmed_flush_lsn, wal_status,"
-        f" safe_wal_size, two_phase, {'invalidation_reason, failover, synced' if has_reasons else 'NULL, NULL, NULL'}"
-        " FROM pg_catalog.pg_replication_slots ORDER BY 1"
-    )
-    return [
-        SlotState(
-            name=name or "",
-            plugin=plugin,
-            slot_type=slot_type or "",
-            database=database,
-            temporary=temporary == "t",
-            active_pid=int(pid) if pid else None,
-            restart_lsn=LSN.parse(restart) if restart else None,
-            confirmed_flush_lsn=LSN.parse(confirmed) if confirmed else None,
-            wal_status=wal_status,
-            safe_wal_bytes=int(safe) if safe else None,
-            two_phase=two_phase == "t",
-            invalidation_reason=reason,
-            failover=None if failover is None else failover == "t",
-            synced=None if synced is None else synced == "t",
-        )
-        for (
-            name, plugin, slot_type, database, temporary, pid, restart, confirmed, wal_status, safe, two_phase, reason, failover,
-            synced,
-        ) in rows
-    ]  # fmt: skip
 
 
 def _role(connection: Connection) -> Role:
@@ -206,7 +171,7 @@ def _watch(connection: Connection, server: Server, begun_at: float) -> WALRate:
     """Return how fast the server has written WAL since the look that gave ``server``. Wait until enough time has passed."""
     time.sleep(max(0.0, begun_at + _WATCHED_S - time.monotonic()))
     wal_end, written, seconds = connection.execute(
-        f"SELECT {_WAL_END}, wal_bytes, extract(epoch FROM pg_catalog.clock_timestamp() - stats_reset) FROM pg_catalog.pg_stat_wal"
+        f"SELECT {WAL_END}, wal_bytes, extract(epoch FROM pg_catalog.clock_timestamp() - stats_reset) FROM pg_catalog.pg_stat_wal"
     )[0]
     watched_s = time.monotonic() - begun_at
     # Only a primary counts the WAL; a standby does not count the WAL that it replays.

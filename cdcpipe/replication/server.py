@@ -19,6 +19,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
 
 __all__ = [
+    "WAL_END",
     "System",
     "check_reaches",
     "check_wal_level",
@@ -30,6 +31,13 @@ __all__ = [
     "last_end",
 ]
 
+
+_WAL_END = "CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() ELSE pg_catalog.{}() END"
+WAL_END = _WAL_END.format("pg_current_wal_lsn")
+"""SQL for where the server's WAL ends; on a standby, the WAL that it has replayed."""
+
+_INSERT_END = _WAL_END.format("pg_current_wal_insert_lsn")
+"""The same with the WAL that is still in the server's memory, where a transaction's commit may be."""
 
 _PAGE_HEADER_BYTES, _FIRST_PAGE_HEADER_BYTES = 24, 40
 """How long the header of a WAL page is, and that of a segment's first page (access/xlog_internal.h)."""
@@ -74,10 +82,7 @@ def check_reaches(connection: Connection, taken_lsn: int, option: str) -> None:
     An older copy of a server's disk has the same system identifier and timeline. Only the end of its WAL differs. A restarted
     standby replays WAL that it had replayed before, so waiting may help there.
     """
-    in_recovery, wal_end = connection.execute(
-        "SELECT pg_is_in_recovery(),"
-        " CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END"
-    )[0]
+    in_recovery, wal_end = connection.execute(f"SELECT pg_is_in_recovery(), {_INSERT_END}")[0]
     if taken_lsn <= LSN.parse(wal_end or "0/0"):
         return
     where = f"its WAL ends at {wal_end}, before {format_lsn(taken_lsn)}, up to which the changes were taken ({option})"
@@ -109,8 +114,8 @@ def is_standby(connection: Connection) -> bool:
 def current_lsn(connection: Connection) -> LSN:
     """Return a position after all transactions committed so far. A stream reaches it without further writes."""
     ((text, is_standby, page_bytes, segment_bytes),) = connection.execute(
-        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END,"
-        " pg_is_in_recovery(), current_setting('wal_block_size')::int8, pg_size_bytes(current_setting('wal_segment_size'))"
+        f"SELECT {_INSERT_END}, pg_is_in_recovery(),"
+        " current_setting('wal_block_size')::int8, pg_size_bytes(current_setting('wal_segment_size'))"
     )
     lsn = LSN.parse(text or "0/0")
     return lsn if is_standby == "t" else last_end(lsn, int(page_bytes or 0), int(segment_bytes or 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,7 +34,9 @@ __all__ = [
     "check_usable",
     "drop_lost",
     "find_slot",
+    "find_slots",
     "missing_slot_error",
+    "slot_columns",
     "slot_in_use_message",
     "start_stream",
 ]
@@ -82,11 +84,12 @@ class Slot:
     plugin: str | None
     slot_type: str
     database: str | None
-    active: bool
     active_pid: int | None
     restart_lsn: LSN | None
     confirmed_flush_lsn: LSN | None
     wal_status: str | None
+    safe_wal_bytes: int | None
+    """The server can write this much more WAL before the slot may be lost; None if max_slot_wal_keep_size has no limit."""
     two_phase: bool
     """Whether the server sends prepared transactions at their PREPARE. Once on, this stays on, whatever a stream's options are."""
     temporary: bool
@@ -101,6 +104,36 @@ class Slot:
     is_new: bool = False
     """Whether this process has just created it (`find_slot` can't know)."""
 
+    @classmethod
+    def of(cls, row: Sequence[str | None]) -> Slot:
+        """Return the slot that a row with `slot_columns` shows."""
+        (
+            name, plugin, slot_type, database, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_bytes, two_phase,
+            temporary, in_recovery, failover, synced, invalidation_reason,
+        ) = row  # fmt: skip
+        return cls(
+            name=name or "",
+            plugin=plugin,
+            slot_type=slot_type or "",
+            database=database,
+            active_pid=int(active_pid) if active_pid else None,
+            restart_lsn=LSN.parse(restart_lsn) if restart_lsn else None,
+            confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
+            wal_status=wal_status,
+            safe_wal_bytes=int(safe_wal_bytes) if safe_wal_bytes else None,
+            two_phase=two_phase == "t",
+            temporary=temporary == "t",
+            failover=None if failover is None else failover == "t",
+            synced=None if synced is None else synced == "t",
+            invalidation_reason=invalidation_reason,
+            in_recovery=in_recovery == "t",
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether a process uses it. The process that creates it does, too."""
+        return self.active_pid is not None
+
     @property
     def is_copy(self) -> bool:
         """Whether it is a standby's copy of its primary's slot, from which nobody can stream before the standby is promoted."""
@@ -113,8 +146,17 @@ class Slot:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the server will never stream from it. A copy may be lost while the primary's slot is well, and is made anew."""
-        return self.wal_status == "lost"
+        """Whether the server will never stream from it."""
+        return self._is_invalid and not self.is_copy
+
+    @property
+    def is_lost_copy(self) -> bool:
+        """Whether it is such a copy, and is lost. If the primary's slot is well, the standby makes the copy anew."""
+        return self._is_invalid and self.is_copy
+
+    @property
+    def _is_invalid(self) -> bool:
+        return self.wal_status == "lost" or self.invalidation_reason is not None
 
     @property
     def is_free(self) -> bool:
@@ -124,42 +166,29 @@ class Slot:
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
     """Return a slot's state, or None if the slot does not exist. ``timeout_s`` is as in `Connection.execute`."""
+    return next(iter(find_slots(connection, name, timeout_s=timeout_s)), None)
+
+
+def find_slots(connection: Connection, name: str | None = None, *, timeout_s: float | None = None) -> list[Slot]:
+    """Return the state of all the server's slots, or of the one of this name."""
     rows = connection.execute(
-        "SELECT plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase,"
-        f" temporary, pg_catalog.pg_is_in_recovery(), {_newer_columns(connection.server_version)}"
-        f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {quote_literal(name)}",
+        f"SELECT {slot_columns(connection.server_version)} FROM pg_catalog.pg_replication_slots"
+        f"{'' if name is None else f' WHERE slot_name = {quote_literal(name)}'} ORDER BY slot_name",
         timeout_s=timeout_s,
     )
-    if not rows:
-        return None
-    (
-        plugin, slot_type, database, active, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, two_phase, temporary,
-        in_recovery, failover, synced, invalidation_reason,
-    ) = rows[0]  # fmt: skip
-    return Slot(
-        name=name,
-        plugin=plugin,
-        slot_type=slot_type or "",
-        database=database,
-        active=active == "t",
-        active_pid=int(active_pid) if active_pid else None,
-        restart_lsn=LSN.parse(restart_lsn) if restart_lsn else None,
-        confirmed_flush_lsn=LSN.parse(confirmed_flush_lsn) if confirmed_flush_lsn else None,
-        wal_status=wal_status,
-        two_phase=two_phase == "t",
-        temporary=temporary == "t",
-        failover=None if failover is None else failover == "t",
-        synced=None if synced is None else synced == "t",
-        invalidation_reason=invalidation_reason,
-        in_recovery=in_recovery == "t",
-    )
+    return [Slot.of(row) for row in rows]
 
 
-def _newer_columns(server_version: int) -> str:
-    """Return the columns failover, synced and invalidation_reason, as far as the server's view has them."""
+def slot_columns(server_version: int) -> str:
+    """Return the columns of ``pg_replication_slots`` from which `Slot.of` makes a slot. Older servers lack some of them."""
     if server_version >= FAILOVER_SINCE:
-        return "failover, synced, invalidation_reason"
-    return f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
+        newer = "failover, synced, invalidation_reason"
+    else:
+        newer = f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
+    return (
+        "slot_name, plugin, slot_type, database, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_size,"
+        f" two_phase, temporary, pg_catalog.pg_is_in_recovery(), {newer}"
+    )
 
 
 def missing_slot_error(name: str) -> SlotDoesNotExistError:
@@ -187,7 +216,7 @@ def check_usable(connection: Connection, slot: Slot) -> None:
 
 def _check_not_lost(slot: Slot) -> None:
     """Raise LostSlotError for a slot from which the server will never stream again."""
-    if slot.is_lost and not slot.is_copy:
+    if slot.is_lost:
         what, prevention = _LOST.get(slot.invalidation_reason, _LOST[None])
         msg = f"{LostSlotError.BEGINNING}replication slot {slot.name!r} is lost: {what}"
         drop = f"SELECT pg_drop_replication_slot({quote_literal(slot.name)})"
@@ -275,12 +304,12 @@ def slot_in_use_message(slot: Slot) -> str:
         what = "this standby's copy of its primary's slot: nobody can stream from it before the standby is promoted"
         end = ", so a promotion now would lose the slot"
         passing = f"; the copy does not last yet{end}" if slot.is_passing_copy else ""
-        if slot.is_lost:
+        if slot.is_lost_copy:
             cause, _ = _LOST.get(slot.invalidation_reason, _LOST[None])
             passing = f"; the copy is lost ({cause}){end}; the standby makes it anew if the primary's slot is well"
         return f"replication slot {slot.name!r} is {what}{passing}"
-    if slot.confirmed_flush_lsn is None and not slot.active:
-        return f"replication slot {slot.name!r} is still being created"
+    if slot.confirmed_flush_lsn is None:
+        return f"replication slot {slot.name!r} is still being created, by server process {slot.active_pid}"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
 
 

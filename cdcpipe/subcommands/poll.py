@@ -63,7 +63,7 @@ def wait_until_free(
             return slot
         state = slot_in_use_message(slot)
         if state != said:
-            is_in_danger = slot.is_passing_copy or (slot.is_copy and slot.is_lost)
+            is_in_danger = slot.is_passing_copy or slot.is_lost_copy
             log.log(logging.WARNING if is_in_danger else logging.INFO, "%s; waiting", state)
             said = state
         waited_s = clock() - started_at
@@ -74,7 +74,7 @@ def wait_until_free(
 
 
 def _ends_waiting(slot: Slot) -> str:
-    if slot.is_copy and slot.is_lost:
+    if slot.is_lost_copy:
         return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
     if slot.is_passing_copy:
         return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from cdcpipe.doctor.facts import Asked, Facts, Partition, Publication, Role, Server, SlotState, Table
+from cdcpipe.doctor.facts import Asked, Facts, Partition, Publication, Role, Server, Table
 from cdcpipe.doctor.findings import Verdict
 from cdcpipe.lsn import LSN
+from cdcpipe.replication.slots import Slot
 from cdcpipe.replication.tables import PublishedTable, TableColumn
+from support.slots import SLOT
 
 MB, GB = 1 << 20, 1 << 30
 
@@ -39,24 +42,12 @@ def server(settings: Mapping[str, str] | None = None, **changes: Any) -> Server:
     return Server(**known | changes)
 
 
-def slot(**changes: Any) -> SlotState:
-    known: dict[str, Any] = {
-        "name": "s",
-        "plugin": "pgoutput",
-        "slot_type": "logical",
-        "database": "shop",
-        "temporary": False,
-        "active_pid": None,
-        "restart_lsn": LSN(100 * GB - MB),
-        "confirmed_flush_lsn": LSN(100 * GB),
-        "wal_status": "reserved",
-        "safe_wal_bytes": None,
-        "two_phase": False,
-    }
-    return SlotState(**known | changes)
+def slot(**changes: Any) -> Slot:
+    place = {"name": "s", "restart_lsn": LSN(100 * GB - MB), "confirmed_flush_lsn": LSN(100 * GB)}
+    return replace(SLOT, **place | changes)
 
 
-def physical(name: str, pid: int | None = 7, **changes: Any) -> SlotState:
+def physical(name: str, pid: int | None = 7, **changes: Any) -> Slot:
     return slot(name=name, slot_type="physical", plugin=None, database=None, active_pid=pid, **changes)
 
 

@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from cdcpipe.doctor import failover_checks
-from cdcpipe.doctor.facts import Asked, Server, SlotState, Unreachable
+from cdcpipe.doctor.facts import Asked, Server, Unreachable
+from cdcpipe.replication.slots import Slot
 from support.doctor_facts import ASKED, NEW, facts, judge, physical, server, slot
 
 COPYING = {"sync_replication_slots": "on", "hot_standby_feedback": "on", "primary_slot_name": "b"}
 
 
-def primary(*slots: SlotState, settings: Mapping[str, str] | None = None, **changes: Any) -> Server:
+def primary(*slots: Slot, settings: Mapping[str, str] | None = None, **changes: Any) -> Server:
     return server(settings, slots=slots, **changes)
 
 
-def standby(*slots: SlotState, settings: Mapping[str, str] | None = None, **changes: Any) -> Server:
+def standby(*slots: Slot, settings: Mapping[str, str] | None = None, **changes: Any) -> Server:
     known = {"address": "there:5432", "is_standby": True, "has_dbname": True, "slots": slots}
     return server(COPYING | dict(settings or {}), **known | changes)
 
@@ -54,14 +55,14 @@ def test_the_primarys_slot(found: Server, expected: str) -> None:
         ("c", (physical("b"),), ["error 'c' … synchronized_standby_slots = '';"]),
     ],
 )
-def test_standby_slots(named: str, slots: tuple[SlotState, ...], expected: list[str]) -> None:
+def test_standby_slots(named: str, slots: tuple[Slot, ...], expected: list[str]) -> None:
     found = primary(slot(failover=True), *slots, settings={"synchronized_standby_slots": named})
     judge(failover_checks.standby_slots, facts(server=found), *expected)
     without = primary(slot(failover=False), *slots, settings={"synchronized_standby_slots": named})
     judge(failover_checks.standby_slots, facts(server=without))
 
 
-COPY = slot(synced=True, failover=True)
+COPY = slot(synced=True, failover=True, in_recovery=True)
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,9 @@ def test_the_command_that_makes_a_slot_publishes_what_was_asked_for() -> None:
 
 
 def test_a_copy_of_the_primarys_slot_on_a_standby() -> None:
-    judge(server_checks.slot_state, on(slots=(slot(synced=True),), is_standby=True), "error copy of the primary's … -S NAME -c")
+    copy = slot(synced=True, in_recovery=True)
+    for each in (copy, replace(copy, wal_status="lost"), replace(copy, wal_status="unreserved")):
+        judge(server_checks.slot_state, on(slots=(each,), is_standby=True), "error copy of the primary's … -S NAME -c")
     judge(server_checks.slot_state, on(slots=(slot(synced=True),)), "ok free")  # promoted
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from cdcpipe.config import PollConfig
 from cdcpipe.errors import LostSlotError, SlotDoesNotExistError, SlotInUseError
-from cdcpipe.replication.slots import Slot
+from cdcpipe.replication.slots import Slot, slot_in_use_message
 from cdcpipe.subcommands import poll
 from support.slots import SLOT
 
-COPY = replace(SLOT, active=True, active_pid=7, temporary=True, failover=True, synced=True, in_recovery=True)
+COPY = replace(SLOT, active_pid=7, temporary=True, failover=True, synced=True, in_recovery=True)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,12 @@ def test_a_copy_that_a_promotion_would_lose_is_a_warning(
     assert hint in str(caught.value.hint)
     (record,) = caplog.records
     assert (record.levelno == logging.WARNING) == is_warned == ("a promotion now would lose the slot" in caught.value.message)
+
+
+def test_a_slot_in_creation_has_no_consumer() -> None:
+    """The process that makes it uses it, too."""
+    message = slot_in_use_message(replace(SLOT, active_pid=7, confirmed_flush_lsn=None))
+    assert message == "replication slot 'shop' is still being created, by server process 7"
 
 
 LOST = replace(COPY, temporary=False, wal_status="lost", invalidation_reason="wal_removed")
@@ -63,7 +69,7 @@ def wait(monkeypatch: pytest.MonkeyPatch, looks: list[Slot | None], duration_s: 
 
 def test_a_copy_that_is_lost_here_is_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The standby drops it and makes it anew, because the primary's slot is well."""
-    remade = replace(COPY, active=False, temporary=False)
+    remade = replace(COPY, active_pid=None, temporary=False)
     assert wait(monkeypatch, [remade, LOST, LOST, None, COPY, remade, PROMOTED]) == PROMOTED
     [warning] = [record.getMessage() for record in caplog.records if "the copy is lost" in record.getMessage()]
     assert "the server has removed WAL that it needed" in warning
@@ -82,7 +88,7 @@ def test_a_copy_that_is_not_made_anew_ends_the_wait(monkeypatch: pytest.MonkeyPa
         wait(monkeypatch, [LOST, None], duration_s)
 
 
-@pytest.mark.parametrize("looks", [[None], [replace(SLOT, active=True, active_pid=7), None, SLOT]])
+@pytest.mark.parametrize("looks", [[None], [replace(SLOT, active_pid=7), None, SLOT]])
 def test_a_slot_that_is_no_copy_is_missing_at_once(monkeypatch: pytest.MonkeyPatch, looks: list[Slot | None]) -> None:
     with pytest.raises(SlotDoesNotExistError):
         wait(monkeypatch, looks)

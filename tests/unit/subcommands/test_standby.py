@@ -66,6 +66,6 @@ def test_a_slot_with_another_plugin_gets_that_plugins_options(monkeypatch: pytes
 
 
 def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(monkeypatch, replace(SLOT, active=True, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
+    server = Server(monkeypatch, replace(SLOT, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
     server.start()
     assert [lsn for lsn, _ in server.started] == [0]

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from cdcpipe.doctor import server_checks
-from cdcpipe.doctor.facts import Facts, SlotState
+from cdcpipe.doctor.facts import Facts
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Insert
+from cdcpipe.replication.slots import Slot
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
@@ -176,7 +177,7 @@ LOST = slot(wal_status="lost")
 @pytest.mark.parametrize("left", ["both", "staging", "warehouse"])
 @pytest.mark.parametrize(("found", "is_created"), [((), False), ((), True), ((LOST,), False)])
 def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
-    made: Path, left: str, found: tuple[SlotState, ...], is_created: bool
+    made: Path, left: str, found: tuple[Slot, ...], is_created: bool
 ) -> None:
     """With --accept-system-id, run takes it for one that pg_upgrade took along, and changes are missing without a word."""
     asked = facts(asked=NEW if is_created else ASKED, server=server(slots=found))
