@@ -49,7 +49,8 @@ FAILOVER_SINCE = 170000
 
 
 _CONFLICTS_SINCE = 160000
-_CONFLICT_IN_16 = "CASE WHEN conflicting THEN 'conflict' END"
+_CONFLICT_IN_16 = "CASE WHEN conflicting AND restart_lsn IS NOT NULL THEN 'conflict' END"
+"""Version 16 also calls a slot conflicting that is lost because the server removed its WAL. Such a slot has no restart_lsn."""
 
 _KEEP_ROWS = (
     "hot_standby_feedback = on on the standby, with a slot for the standby on the primary (primary_slot_name), keeps such rows"

@@ -440,10 +440,11 @@ def test_a_server_that_is_not_configured() -> None:
         assert limit.message.startswith("max_slot_wal_keep_size is 10.0 GiB")
 
 
-def test_a_slot_that_is_about_to_be_lost_and_then_is() -> None:
-    need("18")
+@pytest.mark.parametrize(("version", "reason"), [("16", ""), ("18", " (wal_removed)")])
+def test_a_slot_that_is_about_to_be_lost_and_then_is(version: str, reason: str) -> None:
+    need(version)
     settings = {"max_slot_wal_keep_size": "32MB", "min_wal_size": "32MB", "max_wal_size": "64MB", "checkpoint_timeout": "1h"}
-    with postgres.Cluster("18", settings=settings) as cluster, cluster.connect() as connection:
+    with postgres.Cluster(version, settings=settings) as cluster, cluster.connect() as connection:
         database = postgres.Database(cluster, "postgres")
         connection.execute("create table t (id int primary key); create publication p for table t")
         connection.execute(SLOT)
@@ -462,7 +463,7 @@ def test_a_slot_that_is_about_to_be_lost_and_then_is() -> None:
         write(96)
         connection.execute("checkpoint")
         [state] = of(diagnose(database), "slot.state")
-        assert (state.level, state.message) == ("error", "slot 's' is lost (wal_removed)")
+        assert (state.level, state.message) == ("error", f"slot 's' is lost{reason}")
 
 
 def test_output_plugins(pg15: postgres.Cluster) -> None:
