@@ -20,9 +20,9 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["VERSION", "Finding", "Level", "Verdict", "error", "examine", "ok", "parse", "render", "report", "warning"]
+__all__ = ["VERSION", "Finding", "Level", "Verdict", "error", "examine", "named", "ok", "parse", "render", "report", "warning"]
 
 VERSION: Final = 1
 """The version of the JSON object."""
@@ -92,11 +92,13 @@ def error(message: str, why: str, fix: str, *, subject: str | None = None) -> Ve
 
 def examine(checks: Mapping[str, Callable[[_Facts], Iterable[Verdict]]], facts: _Facts) -> list[Finding]:
     """Run the checks in their order, and return their findings."""
-    return [
-        Finding(verdict.level, name, verdict.subject, verdict.message, verdict.why, verdict.fix)
-        for name, check in checks.items()
-        for verdict in check(facts)
-    ]
+    return [finding for name, check in checks.items() for finding in named(name, check(facts))]
+
+
+def named(check: str, verdicts: Iterable[Verdict]) -> Iterator[Finding]:
+    """Yield the findings of a check that gave these verdicts."""
+    for verdict in verdicts:
+        yield Finding(verdict.level, check, verdict.subject, verdict.message, verdict.why, verdict.fix)
 
 
 def report(findings: Sequence[Finding], **facts: Any) -> dict[str, Any]:

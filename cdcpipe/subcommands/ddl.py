@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe import sqlstate
 from cdcpipe.catalog_sql import published
 from cdcpipe.ddl import script
-from cdcpipe.doctor.findings import Finding, Level
+from cdcpipe.doctor.findings import Finding, Verdict, error, named, ok, warning
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import hint_for
 from cdcpipe.replication.publications import check_publications, missing_publications
@@ -156,41 +156,39 @@ def examine(connection: Connection, publications: Sequence[str] = ()) -> tuple[I
     """Return what is installed, and the findings about it. Without errors among them, every DDL statement is captured."""
     found = find(connection)
     if found is None:
-        fix = "cdcpipe ddl install"
-        return None, [_error("ddl.installed", "DDL capture is not installed", "the stream does not tell of DDL", fix)]
-    findings = [*_examine_version(found), *_examine_triggers(found), *_examine_server(connection)]
-    missing = missing_publications(connection, publications)
-    for name in publications:
-        if name in missing:
-            findings.append(_error("ddl.publication", "it does not exist", "nothing is streamed", "CREATE PUBLICATION …", name))
-        else:
-            ((tables,),) = connection.execute(f"SELECT count(*) FROM {published([name], connection.server_version)} t")
-            findings.append(_ok("ddl.publication", f"DDL on its {counted(int(tables or 0), 'table')} is captured", name))
-    return found, findings
+        problem = error("DDL capture is not installed", "the stream does not tell of DDL", "cdcpipe ddl install")
+        return None, list(named("ddl.installed", [problem]))
+    return found, [
+        *named("ddl.installed", _examine_functions(found)),
+        *named("ddl.version", _examine_version(found)),
+        *named("ddl.trigger", _examine_triggers(found)),
+        *named("ddl.server", _examine_server(connection)),
+        *named("ddl.publication", _examine_publications(connection, publications)),
+    ]
 
 
-def _examine_version(found: Installed) -> Iterator[Finding]:
+def _examine_functions(found: Installed) -> Iterator[Verdict]:
     if found.settings is None:
-        yield _error(
-            "ddl.installed", f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", "cdcpipe ddl install"
-        )
+        yield error(f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", "cdcpipe ddl install")
         return
-    version = found.settings.version
     texts = "with the statements' texts" if found.settings.statements else "without the statements' texts"
     strict = ", strict" if found.settings.strict else ""
-    yield _ok("ddl.installed", f"version {version} in the schema {found.schema!r}, {texts}{strict}")
-    if version < script.VERSION:
+    yield ok(f"version {found.settings.version} in the schema {found.schema!r}, {texts}{strict}")
+
+
+def _examine_version(found: Installed) -> Iterator[Verdict]:
+    if found.settings is not None and found.settings.version < script.VERSION:
         why = f"this program has version {script.VERSION}"
-        yield _warning("ddl.version", f"version {version} is installed", why, "cdcpipe ddl install")
+        yield warning(f"version {found.settings.version} is installed", why, "cdcpipe ddl install")
 
 
-def _examine_triggers(found: Installed) -> Iterator[Finding]:
+def _examine_triggers(found: Installed) -> Iterator[Verdict]:
     for name in script.TRIGGERS:
         state = found.triggers.get(name)
         if state is None:
-            yield _error("ddl.trigger", "it does not exist", "its part of DDL is not captured", "cdcpipe ddl install", name)
+            yield error("it does not exist", "its part of DDL is not captured", "cdcpipe ddl install", subject=name)
         elif state == "always":
-            yield _ok("ddl.trigger", "enabled", name)
+            yield ok("enabled", subject=name)
         else:
             when = {
                 "origin": "sessions with session_replication_role = replica",
@@ -198,30 +196,28 @@ def _examine_triggers(found: Installed) -> Iterator[Finding]:
                 "disabled": "any session",
             }[state]
             fix = f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS"
-            make = _warning if state == "origin" else _error
-            yield make("ddl.trigger", f"its state is {state}", f"its part of the DDL of {when} is not captured", fix, name)
+            make = warning if state == "origin" else error
+            yield make(f"its state is {state}", f"its part of the DDL of {when} is not captured", fix, subject=name)
 
 
-def _examine_server(connection: Connection) -> Iterator[Finding]:
+def _examine_server(connection: Connection) -> Iterator[Verdict]:
     ((setting, wal_level),) = connection.execute("SELECT current_setting('event_triggers', true), current_setting('wal_level')")
     if setting == "off":
         fix = "ALTER SYSTEM RESET event_triggers; SELECT pg_reload_conf(), or ALTER DATABASE … RESET event_triggers"
-        yield _error("ddl.server", "event_triggers is off", "no event trigger fires", fix)
+        yield error("event_triggers is off", "no event trigger fires", fix)
     if wal_level != "logical":
         fix = "ALTER SYSTEM SET wal_level = 'logical'; then restart the server"
-        yield _warning("ddl.server", f"wal_level is {wal_level}", "there is no stream that the messages could be in", fix)
+        yield warning(f"wal_level is {wal_level}", "there is no stream that the messages could be in", fix)
     if connection.execute(_MAY_WRITE) == [("f",)]:
         fix = "GRANT EXECUTE ON FUNCTION pg_logical_emit_message … to the triggers' owner"
-        yield _error("ddl.server", "the triggers' owner may not call pg_logical_emit_message", "nothing is captured", fix)
+        yield error("the triggers' owner may not call pg_logical_emit_message", "nothing is captured", fix)
 
 
-def _ok(check: str, message: str, subject: str | None = None) -> Finding:
-    return Finding(Level.OK, check, subject, message, None, None)
-
-
-def _warning(check: str, message: str, why: str, fix: str, subject: str | None = None) -> Finding:
-    return Finding(Level.WARNING, check, subject, message, why, fix)
-
-
-def _error(check: str, message: str, why: str, fix: str, subject: str | None = None) -> Finding:
-    return Finding(Level.ERROR, check, subject, message, why, fix)
+def _examine_publications(connection: Connection, publications: Sequence[str]) -> Iterator[Verdict]:
+    missing = missing_publications(connection, publications)
+    for name in publications:
+        if name in missing:
+            yield error("it does not exist", "nothing is streamed", "CREATE PUBLICATION …", subject=name)
+        else:
+            ((tables,),) = connection.execute(f"SELECT count(*) FROM {published([name], connection.server_version)} t")
+            yield ok(f"DDL on its {counted(int(tables or 0), 'table')} is captured", subject=name)

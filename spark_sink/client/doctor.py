@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.doctor.findings import Finding, parse
@@ -14,27 +13,22 @@ from spark_sink.client.process import COMMAND, ask
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["ServerDiagnosis", "ask_doctor"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDiagnosis:
-    """The findings, and the facts about the server; these are None where it can't be asked."""
-
-    findings: list[Finding]
-    server: Mapping[str, Any] | None
+__all__ = ["ask_doctor"]
 
 
 def ask_doctor(
     arguments: Sequence[str], *, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] | None = None
-) -> ServerDiagnosis:
-    """Run the command with these options; raise what it ends with if it finds nothing, InterruptedError once it is to stop."""
+) -> tuple[list[Finding], Mapping[str, Any]]:
+    """Run the command with these options. Return the findings, and the facts about the server, which are none if it can't be asked.
+
+    Raises what the command ends with if it finds nothing, and InterruptedError once it is to stop.
+    """
     answer = ask(["doctor", *arguments, "--json"], command=command, is_stopping=is_stopping)
     if not answer.output:
         raise error_of(answer.failure)
     try:
         found = json.loads(answer.output)
-        return ServerDiagnosis(parse(found), found["server"])
+        return parse(found), found["server"] or {}
     except (ValueError, KeyError, TypeError) as ex:
         msg = f"cannot read what 'cdcpipe doctor' printed: {ex!r}"
         raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex

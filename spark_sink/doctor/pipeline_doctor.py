@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cdcpipe.doctor.findings import Finding, Verdict, error, ok
+from cdcpipe.doctor.findings import Finding, error, named, ok
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.publishing import NewPublication
 from spark_sink.client.doctor import ask_doctor
@@ -92,7 +92,7 @@ def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSe
     findings, server = examine_server(plan)
     findings += examine_machine(plan, server)
     known = belonging.begun(plan.staging, plan.warehouse, plan.format)
-    findings += _named("pipeline.belonging", belonging.right_server(known, plan.slot, server))
+    findings += named("pipeline.belonging", belonging.right_server(known, plan.slot, server))
     if plan.warehouse is not None:
         findings += _belonging(plan, plan.warehouse, server)
     if start_spark is not None and plan.warehouse is not None:
@@ -108,19 +108,18 @@ def examine_server(
     arguments += [word for name in plan.publications for word in ("--publication", name)]
     arguments += plan.new_publication.arguments
     arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables() else [])]
-    found = ask_doctor(arguments, command=command, is_stopping=is_stopping)
-    server = found.server or {}
+    findings, server = ask_doctor(arguments, command=command, is_stopping=is_stopping)
     known = belonging.begun(plan.staging, plan.warehouse, plan.format)
-    return list(belonging.without_making(found.findings, known, server)), server
+    return list(belonging.without_making(findings, known, server)), server
 
 
 def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool = True) -> list[Finding]:
     """Return what is found on this machine and in the store, given the facts about the server, which may be none."""
     findings: list[Finding] = []
     if plan.warehouse is not None and starts_spark:
-        findings += _named("machine.java", machine.java())
-        findings += _named("machine.packages", machine.packages(machine.installed()))
-        findings += _named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
+        findings += named("machine.java", machine.java())
+        findings += named("machine.packages", machine.packages(machine.installed()))
+        findings += named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
     findings += _directory("staging", plan.staging, 0, server.get("wal_bytes_per_second"))
     if plan.warehouse is not None and is_local(plan.warehouse):
         needed = server.get("table_bytes", 0)
@@ -128,24 +127,24 @@ def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool
         findings += _directory("warehouse", plan.warehouse, needed, None)
     elif plan.warehouse is not None:
         store = stores.probe(plan.warehouse)
-        findings += _named("warehouse.store", stores.conditional_writes(store))
-        findings += _named("warehouse.clock", stores.clock(store))
+        findings += named("warehouse.store", stores.conditional_writes(store))
+        findings += named("warehouse.clock", stores.clock(store))
     return findings
 
 
 def _belonging(plan: Plan, warehouse: Path, server: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _named("pipeline.belonging", belonging.together(warehouse, plan.format, plan.staging, plan.slot))
+    yield from named("pipeline.belonging", belonging.together(warehouse, plan.format, plan.staging, plan.slot))
     begins = belonging.begin(warehouse, plan.format, server, creates_slot=plan.create_slot, snapshot=plan.snapshot)
-    yield from _named("pipeline.begin", begins)
+    yield from named("pipeline.begin", begins)
 
 
 def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | None) -> list[Finding]:
     found = directories.probe(name, path)
     return [
-        *_named(f"{name}.place", directories.place(found)),
-        *_named(f"{name}.file_system", directories.file_system(found)),
-        *_named(f"{name}.space", directories.space(found, needed_bytes, bytes_per_s)),
-        *_named(f"{name}.clock", directories.clock(found)),
+        *named(f"{name}.place", directories.place(found)),
+        *named(f"{name}.file_system", directories.file_system(found)),
+        *named(f"{name}.space", directories.space(found, needed_bytes, bytes_per_s)),
+        *named(f"{name}.clock", directories.clock(found)),
     ]
 
 
@@ -155,21 +154,21 @@ def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSes
     check, why = "spark.session", "the tables need Spark"
     try:
         with start_spark() as spark:
-            findings += _named(check, [ok(f"Spark {spark.version} starts, with {spark.sparkContext.master}")])
+            findings += named(check, [ok(f"Spark {spark.version} starts, with {spark.sparkContext.master}")])
             if plan.warehouse is not None and not is_local(plan.warehouse):
                 check, why = "spark.store", "the tables are in the store"
                 session.check_reach(spark, plan.warehouse)
-                findings += _named(check, [ok("Spark can reach the store")])
+                findings += named(check, [ok("Spark can reach the store")])
             check, why = "spark.workers", "they write the tables' files"
             needed = _seen_by_workers(plan)
             found = workers.look(spark, needed)
-            findings += _named(check, workers.modules(found))
-            findings += _named("spark.directories", workers.directories(found, needed))
-            findings += _named("spark.clocks", workers.clocks(found))
+            findings += named(check, workers.modules(found))
+            findings += named("spark.directories", workers.directories(found, needed))
+            findings += named("spark.clocks", workers.clocks(found))
     except Exception as ex:  # any error of Spark is a finding
         _logger.info("Spark", exc_info=True)
         message, fix = workers.reason(ex)
-        findings += _named(check, [error(message, why, fix)])
+        findings += named(check, [error(message, why, fix)])
     return findings
 
 
@@ -179,8 +178,3 @@ def _seen_by_workers(plan: Plan) -> list[Path]:
     if plan.warehouse is not None and is_local(plan.warehouse):
         needed.append(plan.warehouse)
     return [path for path in needed if path.is_dir()]
-
-
-def _named(check: str, verdicts: Iterable[Verdict]) -> Iterator[Finding]:
-    for verdict in verdicts:
-        yield Finding(verdict.level, check, verdict.subject, verdict.message, verdict.why, verdict.fix)

@@ -8,7 +8,7 @@ import pytest
 
 from cdcpipe.doctor import server_checks
 from cdcpipe.doctor.facts import Facts
-from cdcpipe.doctor.findings import Finding
+from cdcpipe.doctor.findings import Finding, named
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pgoutput.messages import Insert
@@ -181,7 +181,7 @@ def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
 ) -> None:
     """With --accept-system-id, run takes it for one that pg_upgrade took along, and changes are missing without a word."""
     asked = facts(asked=NEW if is_created else ASKED, server=server(slots=found))
-    said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in server_checks.slot_state(asked)]
+    said = list(named("slot.state", server_checks.slot_state(asked)))
     for name in {"both": (), "staging": ("warehouse",), "warehouse": ("staging",)}[left]:
         shutil.rmtree(made / name)
     told = {"slot_exists": bool(found), "system_id": "7123456789"}
@@ -201,7 +201,7 @@ def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
 
 
 def test_the_doctor_says_of_a_new_pipeline_what_cdcpipe_says(tmp_path: Path) -> None:
-    said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in server_checks.slot_state(facts())]
+    said = list(named("slot.state", server_checks.slot_state(facts())))
     assert doctor.begun(tmp_path / "staging", tmp_path / "warehouse", "delta") is doctor.begun(tmp_path, None, "delta") is None
     assert list(doctor.without_making(said, None, {"slot_exists": False})) == said
     assert list(doctor.right_server(None, "s", {"system_id": "8"})) == []
@@ -225,8 +225,7 @@ def test_the_doctor_claims_no_missing_changes_of_a_pipeline_that_it_cannot_read(
     known = doctor.begun(made / "staging", made / "warehouse", "delta")
 
     def told(asked: Facts, *, is_there: bool) -> tuple[list[Finding], list[Finding]]:
-        verdicts = server_checks.slot_state(asked)
-        said = [Finding(each.level, "slot.state", None, each.message, each.why, each.fix) for each in verdicts]
+        said = list(named("slot.state", server_checks.slot_state(asked)))
         return said, list(doctor.without_making(said, known, {"slot_exists": is_there, "system_id": "8"}))
 
     said, found = told(facts(asked=NEW, server=server(slots=())), is_there=False)
