@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from cdcpipe.errors import InvalidArgumentsError
 
 __all__ = [
+    "BUCKET_DIGITS",
     "LOGIN_ROLE",
     "LONGEST_NAME",
     "NO_SEARCH_PATH",
     "SESSION_SETTINGS",
+    "SUM_DIGITS",
     "TRIM_NUMBERS",
     "patient",
     "quote_identifier",
@@ -62,6 +64,9 @@ _RESTRICTED_KINDS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
 """Regular expressions with replacements. They remove trailing zeros after the decimal point."""
+
+BUCKET_DIGITS, SUM_DIGITS = 3, 15
+"""How many digits of an MD5 say in which bucket a row is, and how many are summed: 60 bits are a positive bigint."""
 
 
 def patient(server_version: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 from cdcpipe.units import counted
 
-__all__ = ["LOCK_TIMEOUT", "check_room", "most_locks", "naming_locks", "needed_locks"]
+__all__ = ["LOCK_TIMEOUT", "check_room", "most_locks", "naming_locks", "needed_locks", "pairs"]
 
 LOCK_TIMEOUT = "10s"
 """How long a session of cdcpipe waits for a lock on a table."""
@@ -43,7 +43,7 @@ def naming_locks(connection: Connection, tables: Collection[tuple[str, str]]) ->
         if ex.sqlstate != sqlstate.LOCK_NOT_AVAILABLE:
             raise
         connection.execute("ROLLBACK")
-        found = connection.execute(_LOCKS.format(names=_pairs(tables)))
+        found = connection.execute(_LOCKS.format(names=pairs(tables)))
         table, pid = found[0] if found else ("a table", None)
         if not found:
             who, hint = "somebody", "start again"
@@ -84,7 +84,7 @@ def needed_locks(connection: Connection, tables: Collection[tuple[str, str]]) ->
 
     A few of them take no room: a session has 16 places of its own, from PostgreSQL 18 on as many as ``max_locks_per_transaction``.
     """
-    rows = connection.execute(_NEEDED.format(names=_pairs(tables))) if tables else []
+    rows = connection.execute(_NEEDED.format(names=pairs(tables))) if tables else []
     return {(schema or "", name or ""): int(count or 0) for schema, name, count in rows}
 
 
@@ -99,5 +99,6 @@ def check_room(connection: Connection, tables: Collection[tuple[str, str]]) -> N
         )
 
 
-def _pairs(tables: Collection[tuple[str, str]]) -> str:
+def pairs(tables: Collection[tuple[str, str]]) -> str:
+    """Return the tables as SQL: pairs of a schema and a name."""
     return ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)

@@ -42,17 +42,14 @@ from cdcpipe.masks import HASH, NO_MASKS, Masks
 from cdcpipe.replication import table_locks
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.publications import check_existing
-from cdcpipe.replication.server import current_lsn
+from cdcpipe.replication.server import current_lsn, is_standby
 from cdcpipe.replication.slots import as_login_role, check_usable, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, few, published_tables
-from cdcpipe.sql import TRIM_NUMBERS, quote_identifier, quote_literal, reading_rows
+from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS, quote_identifier, quote_literal, quote_table, reading_rows
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
-
-_BUCKET_DIGITS = 3
-_SUM_DIGITS = 15  # 60 bits: positive as a bigint, and PostgreSQL adds bigints up in 128 bits
 
 [_TEXT_ID] = type_ids_of("text")
 _BLOCK_BYTES = 64
@@ -113,7 +110,7 @@ class Checksums:
         connection.reads_rows = True
         # While we wait for a lock, later requests for the same table wait behind ours.
         connection.pin_session(reading_rows(connection.server_version) | {"lock_timeout": table_locks.LOCK_TIMEOUT})
-        if connection.execute("SELECT pg_is_in_recovery()") == [("t",)]:
+        if is_standby(connection):
             raise InitError(
                 "the server is a standby: its snapshots do not say which transactions they see", hint="connect to the primary"
             )
@@ -141,8 +138,7 @@ class Checksums:
         if tables:
             check_existing(self._connection, publications)
         self._connection.notices.clear()
-        wanted = ", ".join(f"({quote_literal(schema)}, {quote_literal(name)})" for schema, name in tables)
-        condition = f"c.relkind IN ('r', 'p') AND (n.nspname, c.relname) IN ({wanted})" if wanted else "false"
+        condition = f"c.relkind IN ('r', 'p') AND (n.nspname, c.relname) IN ({table_locks.pairs(tables)})" if tables else "false"
         source = f"FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {condition}"
         there = execute(f"SELECT n.nspname, c.relname {source} ORDER BY 1, 2")
         table_locks.check_room(self._connection, tables)
@@ -150,7 +146,8 @@ class Checksums:
         if there:
             # The first query takes the snapshot. Here no query has run yet.
             with table_locks.naming_locks(self._connection, tables):
-                execute(f"LOCK TABLE {', '.join(_qualified(schema, name) for schema, name in there)} IN ACCESS SHARE MODE")
+                names = ", ".join(quote_table(schema or "", name or "") for schema, name in there)
+                execute(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
         xmax, running = execute(
             "SELECT pg_snapshot_xmax(s), (SELECT json_agg(x) FROM pg_snapshot_xip(s) AS x) FROM pg_current_snapshot() AS s"
         )[0]
@@ -203,7 +200,7 @@ class Checksums:
     def buckets(self, table: ServerTable, key: Sequence[str]) -> dict[str, tuple[int, int]]:
         """Return the number of rows and the sum of their checksums for each bucket that has rows."""
         rows = self._connection.execute(
-            f"SELECT {_bucket(table, key)}, count(*), sum(('x' || substr({_row_md5(table)}, 1, {_SUM_DIGITS}))::bit(60)::bigint)"
+            f"SELECT {_bucket(table, key)}, count(*), sum(('x' || substr({_row_md5(table)}, 1, {SUM_DIGITS}))::bit(60)::bigint)"
             f" FROM {table.source} GROUP BY 1",
             timeout_s=NO_LIMIT,
         )
@@ -246,7 +243,7 @@ def find_slot_state(connection: Connection, slot: str, publications: Sequence[st
 def _server_table(row: Sequence[str | None], published: tuple[set[str], list[str] | None] | None) -> ServerTable:
     schema, name, relation_id, kind, estimate, columns = row
     found = json.loads(columns or "[]")
-    source = f"{'ONLY ' if kind == 'r' else ''}{_qualified(schema, name)}"
+    source = f"{'ONLY ' if kind == 'r' else ''}{quote_table(schema or '', name or '')}"
     if published is None:
         chosen = [column for column in found if not column[3]]
     else:
@@ -284,10 +281,6 @@ def _hmac(text: str, key: bytes) -> str:
     return f"encode(sha256('\\x{outer}'::bytea || {digest}), 'hex')"
 
 
-def _qualified(schema: str | None, name: str | None) -> str:
-    return f"{quote_identifier(schema or '')}.{quote_identifier(name or '')}"
-
-
 def _text(table: ServerTable, name: str, type_id: int) -> str:
     """Return the expression for a column's text. It is NULL for a NULL value."""
     column = quote_identifier(name)
@@ -317,7 +310,7 @@ def _row_md5(table: ServerTable) -> str:
 
 
 def _bucket(table: ServerTable, key: Sequence[str]) -> str:
-    return f"substr({_md5(table, _key_columns(table, key))}, 1, {_BUCKET_DIGITS})"
+    return f"substr({_md5(table, _key_columns(table, key))}, 1, {BUCKET_DIGITS})"
 
 
 def _key_columns(table: ServerTable, key: Sequence[str]) -> list[tuple[str, int, int]]:

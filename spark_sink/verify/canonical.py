@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
-from cdcpipe.sql import TRIM_NUMBERS
+from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.schema.table import EXACT, NATIVE
 from spark_sink.schema.types import as_typed, assign_columns, base_names, merge_columns, split_schema, versioned_name
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
-__all__ = ["BUCKET_DIGITS", "SUM_DIGITS", "Canonical", "exact_session", "sources"]
-
-BUCKET_DIGITS = 3
-SUM_DIGITS = 15
-"""How many digits of an MD5 determine the bucket, and how many are summed."""
+__all__ = ["Canonical", "exact_session", "sources"]
 
 _IN_NO_TEXT = "\0"
 """A character that no PostgreSQL text contains."""

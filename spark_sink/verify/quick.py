@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from cdcpipe.sql import TRIM_NUMBERS
+from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.delta.rows import (
     Budget,
@@ -32,7 +32,7 @@ from spark_sink.delta.schema import columns, physical_columns
 from spark_sink.schema.table import NATIVE
 from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.value_text import Texts, arrow_texts
-from spark_sink.verify.canonical import BUCKET_DIGITS, SUM_DIGITS, sources
+from spark_sink.verify.canonical import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
