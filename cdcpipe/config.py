@@ -63,6 +63,11 @@ class StreamOptions:
     needs_commands: bool = True
     """False: the stream goes on after the end of stdin, because it ends by itself and needs no feedback."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the pipe's bytes are a header line and the record."""
+        return self.write_header and not self.write_newline
+
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:

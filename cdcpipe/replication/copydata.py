@@ -38,7 +38,6 @@ class PrimaryKeepalive:
     """The server has sent everything up to ``wal_end``. With ``reply_requested`` it wants a status update at once."""
 
     wal_end: LSN
-    send_time_us: int
     reply_requested: bool
 
 
@@ -48,8 +47,8 @@ def parse_keepalive(data: bytes | memoryview) -> PrimaryKeepalive:
         kind = data[0] if len(data) else -1
         msg = f"unexpected message in the replication stream: kind {kind:#x}, {len(data)} bytes"
         raise ProtocolError(msg)
-    _, wal_end, send_time_us, reply_requested = _KEEPALIVE.unpack(data)
-    return PrimaryKeepalive(LSN(wal_end), send_time_us, reply_requested != 0)
+    _, wal_end, _, reply_requested = _KEEPALIVE.unpack(data)
+    return PrimaryKeepalive(LSN(wal_end), reply_requested != 0)
 
 
 def build_status_update(write_lsn: int, flush_lsn: int, *, unix_time_s: float, reply_requested: bool = False) -> bytes:

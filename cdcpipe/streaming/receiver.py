@@ -20,7 +20,7 @@ from cdcpipe.errors import ProtocolError
 from cdcpipe.libpq.direct_copy import DirectCopy
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
-from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.copydata import WAL_DATA, WAL_DATA_HEADER_BYTES, parse_keepalive
 from cdcpipe.replication.progress import Progress
@@ -142,7 +142,7 @@ class Receiver:
         self._reader = RecordReader()
         self._withheld_ends: list[int] = []
         """The end of the transaction whose records are being taken out of ``transactions``."""
-        self._is_plain = self._feeder is None and options.write_header and not options.write_newline
+        self._is_plain = self._feeder is None and options.is_plain
         """Whether the pipe's bytes are a header line and the record, as in `Transactions`."""
         self._begins_with_header = options.write_header
         """Whether the next chunk begins with a record's header. The pieces of a held transaction are cut anywhere."""
@@ -257,9 +257,9 @@ class Receiver:
             direct.fill()
         if direct.buffered_bytes < LEAST_RUN_BYTES:
             return 0, MAX_CHUNK_RECORDS
-        if self._run_class is None and self._can_load:
-            self._load()
         if self._run_class is None:
+            if self._can_load:
+                self._load()
             return 0, MAX_CHUNK_RECORDS
         begin = direct.begin
         run = self._run_class(direct.buffer, begin, direct.end)
@@ -370,7 +370,7 @@ class Receiver:
         """Add a record to the chunk."""
         options = self._options
         if options.write_header:
-            self._pieces.append(b"w %X/%X %d\n" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record) + options.write_newline))
+            self._pieces.append(encode_header(lsn, len(record) + options.write_newline))
         self._pieces.append(record)
         if options.write_newline:
             self._pieces.append(b"\n")

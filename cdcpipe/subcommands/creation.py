@@ -182,15 +182,15 @@ def check_new_slot(config: StreamConfig, publications: list[str]) -> None:
         check_named(publications)
 
 
-def check_published(connection: Connection, publications: list[str], *, is_told: bool = False) -> list[PublishedTable]:
+def check_published(connection: Connection, publications: list[str], *, quiet: bool = False) -> list[PublishedTable]:
     """Check the publications, and return their tables.
 
-    Unless ``is_told``, warn of tables on which the server refuses UPDATE or DELETE.
+    Unless ``quiet``, warn of tables on which the server refuses UPDATE or DELETE.
     """
     check_publications(connection, publications)
     tables = published_tables(connection, publications)
     for table in tables:
-        if table.refused and not is_told:
+        if table.refused and not quiet:
             log.warning(
                 "table %s.%s has no usable replica identity: the server refuses %s on it while that is published;"
                 " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",

@@ -38,7 +38,7 @@ from cdcpipe.pgoutput.messages import (
     StreamStart,
 )
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD, Transactions
-from cdcpipe.pipe.framing import RecordReader
+from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.plugins import load
 from cdcpipe.plugins.base import OutputPlugin, Query, lacks_origins
 from cdcpipe.plugins.catalog import NoCatalogError
@@ -86,7 +86,7 @@ def render(files: Sequence[str], config: RenderConfig, out_fd: int = 1) -> None:
         def write(lsn: int, record: bytes) -> None:
             if has_newline:
                 record += b"\n"
-            add(b"w %X/%X %d\n%b" % (lsn >> 32, lsn & 0xFFFFFFFF, len(record), record) if has_header else record)
+            add(encode_header(lsn, len(record)) + record if has_header else record)
 
         with closing(Renderer(plugin, write, streaming_parallel=None)) as renderer, _whole(config, renderer.feed) as feed:
             captures = Captures(files, sink.flush)

@@ -117,7 +117,7 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
         with telling_of_new_slot(slot):
             walsender, system = opening.wait(connection)
             server = system, timeline_history(walsender, system.timeline)
-            found = _preparation(connection, config, slot, server, is_shared=in_use, quiet=quiet)
+            found = _preparation(connection, config, slot, server, in_use=in_use, quiet=quiet)
             if with_parts:
                 parts = table_parts(connection, config.publications)
                 found = replace(found, parts=parts, end_lsn=current_lsn(connection))  # what the parts show lies before end_lsn, too
@@ -142,14 +142,14 @@ def _preparation(
     slot: Slot,
     server: tuple[System, list[TimelineEnd]],
     *,
-    is_shared: bool = False,
+    in_use: bool = False,
     quiet: bool = False,
 ) -> Preparation:
-    """Check everything that a stream from the slot needs, and return the facts. ``is_shared``: another connection may use it."""
+    """Check everything that a stream from the slot needs, and return the facts. ``in_use``: another connection may use it."""
     _check_plugin(slot.name, slot.plugin)
-    if not is_shared:
+    if not in_use:
         check_free(slot)
-    tables = check_published(connection, list(config.publications), is_told=quiet)
+    tables = check_published(connection, list(config.publications), quiet=quiet)
     return Preparation(
         server_version=connection.server_version,
         system=server[0],
@@ -202,7 +202,7 @@ def exporting(
             parameters = _for_other_processes(config.parameters)
             with telling_of_new_slot(slot):
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
-                preparation = _preparation(connection, config, slot, server, is_shared=True, quiet=quiet)
+                preparation = _preparation(connection, config, slot, server, in_use=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
 
 

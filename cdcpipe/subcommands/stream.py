@@ -7,13 +7,13 @@ mid-stream, or not at all.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TypeAlias
 
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
@@ -159,14 +159,15 @@ def _prepare_and_start(
         tables: Sequence[PublishedTable] = ()
         if slot.plugin == "pgoutput":
             # A caller that passes the expected system has run `cdcpipe prepare`, which has reported the tables already.
-            tables = check_published(connection, publications, is_told=config.expected_system is not None)
+            tables = check_published(connection, publications, quiet=config.expected_system is not None)
         options, make_feeder = _plugin(config, catalog, slot.plugin, publications, tables)
         if slot.plugin == "pgoutput":
             _check_two_phase(config, slot, options)
         transactions = _transactions(config, slot, options)
         start_lsn = 0 if transactions is not None and _sends_prepared(slot, options) else config.start_lsn
-        is_rendered = make_feeder is not None
-        walsender, system = _start(config, connection, opening, commands, start_lsn, slot, options, is_rendered=is_rendered)
+        # The records can be taken many at once (cdcpipe/streaming/wal_data.py).
+        has_runs = slot.plugin == "pgoutput" and make_feeder is None and config.stream.is_plain and find_spec("numpy") is not None
+        walsender, system = _start(config, connection, opening, commands, start_lsn, slot, options, may_be_direct=has_runs)
         if config.expected_lsn is not None:
             check_no_gap(connection, config.slot.slot, config.expected_lsn)
         guard = None
@@ -209,12 +210,6 @@ def _logged_server(config: StreamConfig, connection: Connection, opening: Openin
     return walsender, system
 
 
-def _has_runs(config: StreamConfig, slot: Slot, is_rendered: bool) -> bool:
-    """Return whether the stream's records can be taken many at once (cdcpipe/streaming/wal_data.py)."""
-    is_plain = config.stream.write_header and not config.stream.write_newline
-    return slot.plugin == "pgoutput" and not is_rendered and is_plain and importlib.util.find_spec("numpy") is not None
-
-
 def _start(
     config: StreamConfig,
     connection: Connection,
@@ -224,7 +219,7 @@ def _start(
     slot: Slot,
     options: Mapping[str, str | None],
     *,
-    is_rendered: bool,
+    may_be_direct: bool,
 ) -> tuple[Walsender, System]:
     """Start the stream; at the slot's position if ``start_lsn`` is 0.
 
@@ -248,7 +243,6 @@ def _start(
             if (slot.plugin, slot.two_phase) != form:
                 raise _SlotChangedError
         check_free(slot)
-        may_be_direct = _has_runs(config, slot, is_rendered)
         try:
             start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
         except CdcpipeError as ex:

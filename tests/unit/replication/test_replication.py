@@ -22,7 +22,7 @@ KEEPALIVE = b"k" + struct.pack(">Qq?", 7, 8, True)
 
 def test_copydata() -> None:
     assert WAL[WAL_DATA_HEADER_BYTES:] == b"data"
-    assert parse_keepalive(KEEPALIVE) == PrimaryKeepalive(7, 8, True)
+    assert parse_keepalive(KEEPALIVE) == PrimaryKeepalive(7, True)
     assert str(parse_keepalive(memoryview(KEEPALIVE)).wal_end) == "0/7"
 
 
