@@ -7,34 +7,22 @@ newer option says at best that it does not know the option (XX000). So the optio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cdcpipe.errors import InitError
 
-__all__ = ["NAMES", "complete", "setting"]
-
-_TRUE = frozenset({"true", "on", "yes", "1", "t", "y"})
-_FALSE = frozenset({"false", "off", "no", "0", "f", "n"})
-"""The spellings of the server's ``parse_bool``, in lower case. wal2json reads its options so."""
+__all__ = ["NAMES", "as_bool", "complete", "setting"]
 
 _BOOLEANS = {"true": "on", "false": "off"}
 """pgoutput reads its options with ``defGetBoolean``, which takes only these two, ``on`` and ``off``."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """An option. ``values``: value → (the first server version with it, the lowest protocol version for it)."""
-
-    values: Mapping[str, tuple[int, int]]
-
-
 _OPTIONS = {
-    "binary": _Option({"off": (0, 1), "on": (140000, 1)}),
-    "messages": _Option({"off": (0, 1), "on": (140000, 1)}),
-    "streaming": _Option({"off": (0, 1), "on": (140000, 2), "parallel": (160000, 4)}),
-    "two_phase": _Option({"off": (0, 1), "on": (150000, 3)}),
-    "origin": _Option({"any": (160000, 1), "none": (160000, 1)}),
+    "binary": {"off": (0, 1), "on": (140000, 1)},
+    "messages": {"off": (0, 1), "on": (140000, 1)},
+    "streaming": {"off": (0, 1), "on": (140000, 2), "parallel": (160000, 4)},
+    "two_phase": {"off": (0, 1), "on": (150000, 3)},
+    "origin": {"any": (160000, 1), "none": (160000, 1)},
 }
+"""For each option: value → (the first server version with it, the lowest protocol version for it)."""
 
 NAMES = frozenset({"proto_version", "publication_names", *_OPTIONS})
 """The options that pgoutput knows. With a client-side output plugin, all other options belong to that plugin."""
@@ -61,15 +49,15 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
     if "publication_names" in options and not options["publication_names"]:
         raise InitError("pgoutput's option publication_names has no value", hint="name the publications: --publication NAME")
     needed = 1
-    for name, option in _OPTIONS.items():
+    for name, values in _OPTIONS.items():
         if name not in options:
             continue
         written = "on" if (text := options[name]) is None else text.lower()
         value = _BOOLEANS.get(written, written)
-        if value not in option.values:
-            msg = f"pgoutput's option {name} takes {', '.join(option.values)}, not {text!r}"
+        if value not in values:
+            msg = f"pgoutput's option {name} takes {', '.join(values)}, not {text!r}"
             raise InitError(msg)
-        since, protocol = option.values[value]
+        since, protocol = values[value]
         if server_version < since:
             msg = f"pgoutput has {name}={value} from PostgreSQL {since // 10000} on; this server is {server_version // 10000}"
             raise InitError(msg, hint=f"leave {name} out")
@@ -89,10 +77,16 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
 
 def setting(options: Mapping[str, str | None], name: str) -> str:
     """Return the value of an option as the server's plugins read it: booleans as ``on`` and ``off``, no option as ``off``."""
-    return _normalise(options[name]) if name in options else "off"
+    found = as_bool(options[name]) if name in options else False
+    return (options[name] or "").lower() if found is None else "on" if found else "off"
 
 
-def _normalise(value: str | None) -> str:
-    """Return ``on`` or ``off`` for any text that the server reads as a boolean; other values unchanged."""
+def as_bool(value: str | None) -> bool | None:
+    """Read a boolean as the server's ``parse_bool`` does: an unambiguous beginning of true, false, yes, no, on, off; 1 or 0.
+
+    No value means True. For any other text it returns None. wal2json and test_decoding read their options so.
+    """
     text = "on" if value is None else value.lower()
-    return "on" if text in _TRUE else "off" if text in _FALSE else text
+    if text in ("1", "on") or (text and ("true".startswith(text) or "yes".startswith(text))):
+        return True
+    return False if text in ("0", "of", "off") or (text and ("false".startswith(text) or "no".startswith(text))) else None

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
+from cdcpipe.pgoutput.options import as_bool
 
 __all__ = ["format_timestamp", "invalid_value", "match_value", "parse_bool", "quote_identifier", "quote_literal"]
 
@@ -17,15 +18,11 @@ def invalid_value(name: str, value: str) -> InvalidArgumentsError:
 
 
 def parse_bool(name: str, value: str | None) -> bool:
-    """Read a boolean: an unambiguous beginning of true, false, yes, no, on, off; 1 or 0. No value means True."""
-    if value is None:
-        return True
-    text = value.lower()
-    if text in ("1", "on") or (text and ("true".startswith(text) or "yes".startswith(text))):
-        return True
-    if text in ("0", "of", "off") or (text and ("false".startswith(text) or "no".startswith(text))):
-        return False
-    raise invalid_value(name, value)
+    """Read a boolean as `as_bool` does. Raises InvalidArgumentsError for any other text."""
+    found = as_bool(value)
+    if found is None:
+        raise invalid_value(name, value or "")
+    return found
 
 
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)

@@ -208,6 +208,7 @@ def test_a_keepalive_reaches_the_end_but_not_inside_a_transaction() -> None:
         ("wal2json", {"format-version": "1"}, RecordTracker),
         ("wal2json", {"format-version": "2"}, TextTracker),
         ("wal2json", {"format-version": "2", "include-transaction": None}, TextTracker),
+        ("wal2json", {"format-version": "2", "include-transaction": "tru"}, TextTracker),
         ("wal2json", {"format-version": "2", "include-transaction": "off"}, RecordTracker),
         ("decoderbufs", {}, RecordTracker),
     ],
