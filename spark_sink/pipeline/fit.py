@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
-from spark_sink.schema.table import MESSAGES, NO_COPIES
+from spark_sink.schema.table import MESSAGES, NO_COPIES, copies_until
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.staging.log import StagingError, epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
@@ -120,7 +120,7 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",
         )
-    copies = ([each.end_lsn for each in versions if each.snapshot] for versions in house.all_versions().values())
+    copies = (copies_until(versions) for versions in house.all_versions().values())
     oldest = min((max(lsns) for lsns in copies if lsns), default=removed.lsn)
     if oldest < removed.lsn:
         raise WarehouseError(

@@ -40,7 +40,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.checks import check_key_kept, keyed_versions
 from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
-from spark_sink.schema.table import gone_columns
+from spark_sink.schema.table import copies_until, gone_columns
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.purged_changes import PurgedError
@@ -180,8 +180,7 @@ def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:
 
     It does if it is the first one, and no changes are missing before it. An empty table's copy has no rows, but a version.
     """
-    is_first = not any(version.snapshot and version.end_lsn < lsn for version in house.versions(table))
-    return is_first and not any(each.gap.after_lsn < lsn for each in gaps.read(house))
+    return not copies_until(house.versions(table), lsn - 1) and not any(each.gap.after_lsn < lsn for each in gaps.read(house))
 
 
 def _known_lsn(spark: SparkSession, house: Warehouse, table: Table, at: datetime, last_lsn: int, copies: Collection[int]) -> int:

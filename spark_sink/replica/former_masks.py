@@ -17,7 +17,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.masks import NULL, REDACT, Masks
 from spark_sink.replica.reduction import data_columns
 from spark_sink.schema.masking import REDACTED
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import Table, copies_until
 from spark_sink.schema.types import plain_name
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import quote
@@ -91,5 +91,5 @@ def _matters(warehouse: Warehouse, table: Table, change: Mapping[str, Any], copi
     if tables is None:
         return True
     until = [int(LSN.parse(each["until"])) for each in tables if Table.from_json(each) == table]
-    copied = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= copied_lsn]
+    copied = copies_until(warehouse.versions(table), copied_lsn)
     return bool(until) and max(copied, default=0) <= max(until)

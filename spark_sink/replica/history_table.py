@@ -33,11 +33,11 @@ from spark_sink.replica.history import as_history, as_stored, first_known, histo
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of
 from spark_sink.replica.small_history import merge_without_spark
-from spark_sink.schema.table import has_key
+from spark_sink.schema.table import copies_until, has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, purged_changes, stored_histories
-from spark_sink.warehouse.stored_histories import copies_until, first_properties, properties
+from spark_sink.warehouse.stored_histories import first_properties, properties
 from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from spark_sink.replica.history import names_beside
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.reduction import data_columns, key_sql
 from spark_sink.replica.replay import LAST_LSN
+from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import ENDS
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import literal, quote
@@ -122,7 +123,7 @@ def history_shape(versions: Sequence[Version], purged_lsn: int = 0) -> HistorySh
         key=pieces[0].columns,
         new_tables=tuple((piece.after_lsn + 1, piece.first_ordinal) for piece in pieces if piece.is_new_table),
         fills=fills,
-        snapshots=frozenset(version.end_lsn for version in versions if version.snapshot),
+        snapshots=copies_until(versions),
         purged_lsn=purged_lsn,
     )
 

@@ -57,7 +57,7 @@ from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
 from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
-from spark_sink.schema.table import gone_columns, key_lost_at
+from spark_sink.schema.table import copies_until, gone_columns, key_lost_at
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
@@ -92,8 +92,7 @@ _BROADCAST_ROWS = 20_000
 
 def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
     """Bring a Delta replica to ``until``. Creates the replica if it does not exist."""
-    has_snapshot = any(version.snapshot for version in warehouse.versions(table))
-    if has_snapshot and not delta_log.exists(warehouse.replica(table)):
+    if copies_until(warehouse.versions(table)) and not delta_log.exists(warehouse.replica(table)):
         remake(spark, warehouse, table, until)  # changes before the snapshot do not count any more
     else:
         merge_changes(spark, warehouse, table, until)
@@ -172,14 +171,13 @@ def _properties(warehouse: Warehouse, key: Sequence[str], rows: DataFrame) -> di
 def _appliable_lsn(versions: Sequence[Version], lsn: int) -> int:
     """Return the last LSN up to ``lsn`` at which a replay has all rows: it leaves out changes that no key tells apart."""
     lost = key_lost_at(versions, lsn)
-    copies = [version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn]
-    return lsn if lost is None else max([lost[0] - 1, *copies])
+    return lsn if lost is None else max([lost[0] - 1, *copies_until(versions, lsn)])
 
 
 def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: DataFrame, until: Position) -> DataFrame:
     """Return the rows of a replica that is made anew after a snapshot. Deleted rows of the present replica are kept."""
     path, want = warehouse.replica(table), partial(want_copy, warehouse, table, until.lsn)
-    snapshots = [version.end_lsn for version in warehouse.versions(table) if version.snapshot and version.end_lsn <= until.lsn]
+    snapshots = copies_until(warehouse.versions(table), until.lsn)
     # A copy of an empty table has no rows, and so `replay` does not see it. What came before is no reason for another copy.
     since = changes.where(F.col("_cdc_end_lsn") >= max(snapshots)) if snapshots else changes
     if not warehouse.keeps_deleted:

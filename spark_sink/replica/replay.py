@@ -20,6 +20,7 @@ from spark_sink.replica.former_keys import has_uncertain_key
 from spark_sink.replica.former_masks import with_new_masks
 from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.pieces import cut_pieces
+from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
@@ -190,7 +191,7 @@ def _without_uncertain(
 
 def _last_copy(warehouse: Warehouse, table: Table, changes: DataFrame) -> int | None:
     """Return the position of the last snapshot among these changes. That of an empty table is a TRUNCATE."""
-    copies = [version.end_lsn for version in warehouse.versions(table) if version.snapshot]
+    copies = list(copies_until(warehouse.versions(table)))
     is_empty_copy = (F.col("_cdc_op") == "truncate") & F.col("_cdc_end_lsn").isin(copies)
     lsn: int | None = changes.where((F.col("_cdc_op") == "snapshot") | is_empty_copy).agg(F.max("_cdc_end_lsn")).collect()[0][0]
     return lsn

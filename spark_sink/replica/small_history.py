@@ -32,9 +32,10 @@ from spark_sink.replica.layout import OPTIONAL
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.target import key_of, open_target
+from spark_sink.schema.table import copies_until
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.stored_histories import copies_until, first_properties
+from spark_sink.warehouse.stored_histories import first_properties
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -29,6 +29,7 @@ __all__ = [
     "SchemaError",
     "Table",
     "Version",
+    "copies_until",
     "gone_columns",
     "gone_from",
     "has_key",
@@ -248,6 +249,11 @@ def gone_columns(versions: Iterable[Version], until_lsn: int) -> frozenset[str]:
             break
         found = gone
     return found
+
+
+def copies_until(versions: Iterable[Version], lsn: int = AFTER_ALL[0]) -> frozenset[int]:
+    """Return the LSNs of a table's snapshots up to an LSN."""
+    return frozenset(version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn)
 
 
 def has_key(versions: Iterable[Version]) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
+from spark_sink.schema.table import copies_until
 from spark_sink.staging.log import Position, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
@@ -78,7 +79,7 @@ def fed_tables(house: Warehouse, staging: Path) -> FedTables | None:
 def copied_lsn(house: Warehouse) -> int:
     """Return the LSN of the newest copy of a table; 0 if there is none. Reads the versions of all tables."""
     versions = house.all_versions().values()
-    return max((version.end_lsn for each in versions for version in each if version.snapshot), default=0)
+    return max((max(copies_until(each), default=0) for each in versions), default=0)
 
 
 def register_copies(house: Warehouse, staging: Path) -> None:

@@ -17,6 +17,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.servers import Servers
+from spark_sink.schema.table import copies_until
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots
@@ -153,14 +154,14 @@ def record_healed(house: Warehouse, lsn: int) -> None:
 
 def complete_copies(house: Warehouse, table: Table) -> frozenset[int]:
     """Return the LSNs of the table's complete snapshots."""
-    found = frozenset(version.end_lsn for version in house.versions(table) if version.snapshot)
+    found = copies_until(house.versions(table))
     # Read after the versions: a snapshot that begins in between is not among these.
     return found - {position.lsn for each, position in landed_snapshots.unfinished(house) if each == table}
 
 
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
     """Tell whether the table has a complete snapshot from ``lsn`` or later, and no other one that is unfinished."""
-    if not any(version.snapshot and version.end_lsn >= lsn for version in house.versions(table)):
+    if not any(copy >= lsn for copy in copies_until(house.versions(table))):
         return False
     return table not in (unfinished for unfinished, _ in landed_snapshots.unfinished(house))  # read last, as in `complete_copies`
 

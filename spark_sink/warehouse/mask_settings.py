@@ -24,6 +24,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks, mask_options
 from cdcpipe.publishing import ColumnPattern
 from spark_sink.files.places import make_directory, write_json
+from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
 from spark_sink.warehouse import landed_snapshots
@@ -155,9 +156,8 @@ def _masked_lsn(house: Warehouse, table: Table, lsn: int) -> int:
 
     It may be beyond that: because of a copy of the table, or a micro-batch that was killed.
     """
-    copies = [version.end_lsn for version in house.versions(table) if version.snapshot]
-    copies += [position.lsn for each, position in landed_snapshots.unfinished(house) if each == table]
-    return max(lsn, house.format.lsn(house.changelog(table)) or 0, *copies)
+    begun = [position.lsn for each, position in landed_snapshots.unfinished(house) if each == table]
+    return max(lsn, house.format.lsn(house.changelog(table)) or 0, *begun, *copies_until(house.versions(table)))
 
 
 def _check_key_columns(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:

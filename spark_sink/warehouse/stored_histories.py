@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.delta import log as delta_log
-from spark_sink.schema.table import mergeable_lsn
+from spark_sink.schema.table import copies_until, mergeable_lsn
 from spark_sink.warehouse.formats import SPARK
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "copies_until", "facts", "facts_in", "first_properties", "missing_until", "properties", "wanted_lsn"]
+__all__ = ["HistoryFacts", "facts", "facts_in", "first_properties", "missing_until", "properties", "wanted_lsn"]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -63,11 +63,6 @@ class HistoryFacts:
         known_lsn = self.known_lsn(versions)
         is_filled = any(version.fills for version in versions if version.end_lsn > min(lsn, known_lsn))
         return self.after_lsn < lsn and known_lsn >= min(lsn, wanted_lsn(versions, changelog_lsn, lsn)) and not is_filled
-
-
-def copies_until(versions: Sequence[Version], lsn: int) -> frozenset[int]:
-    """Return the LSNs of a table's snapshots up to an LSN."""
-    return frozenset(version.end_lsn for version in versions if version.snapshot and version.end_lsn <= lsn)
 
 
 def wanted_lsn(versions: Sequence[Version], changelog_lsn: int, reached_lsn: int) -> int:
