@@ -3,6 +3,8 @@
 A lock belongs to an open file, and a child process may inherit the open file. Then the kernel keeps the lock until the child has
 ended, too. A command needs this for a lock under which its JVM writes: after a SIGKILL of the command, the JVM lives for some
 seconds (`share_with_child`).
+
+Only the process that took a lock releases it. A forked child leaves the ``with`` blocks of its parent when it ends.
 """
 
 from __future__ import annotations
@@ -86,14 +88,18 @@ class _Inherited:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._pid = os.getpid()
         self.shared, self.alone = (open_file(path, os.O_RDWR | os.O_CREAT, 0o644) for _ in range(2))
         self._counting = threading.Lock()
         self._sharing = 0
 
     def is_of(self, path: Path) -> bool:
-        """Tell whether these are still the file ``path``: somebody may have removed the directory since."""
+        """Tell whether these are still the file ``path``: somebody may have removed the directory since.
+
+        They never are in a process that was forked: what it took and released would be the lock of its parent.
+        """
         try:
-            return os.path.samestat(os.fstat(self.alone), path.stat())
+            return self._pid == os.getpid() and os.path.samestat(os.fstat(self.alone), path.stat())
         except FileNotFoundError:
             return False
 
@@ -107,10 +113,11 @@ class _Inherited:
         try:
             yield self.shared
         finally:
-            with self._counting:
-                self._sharing -= 1
-                if not self._sharing:
-                    fcntl.flock(self.shared, fcntl.LOCK_UN)
+            if self._pid == os.getpid():  # in a forked child, `_counting` may be kept for ever
+                with self._counting:
+                    self._sharing -= 1
+                    if not self._sharing:
+                        _release(self.shared, self._pid)
 
 
 _inherited: dict[Path, _Inherited] = {}
@@ -141,10 +148,11 @@ def open_shared(path: Path) -> Iterator[int]:
 def open_alone(path: Path) -> Iterator[int]:
     """Open the file ``path``, which is created, for `try_lock`; release the lock at the end. One thread at a time may do this."""
     if (found := _inherited.get(path.absolute())) is not None and found.is_of(path):
+        pid = os.getpid()
         try:
             yield found.alone
         finally:
-            fcntl.flock(found.alone, fcntl.LOCK_UN)
+            _release(found.alone, pid)
     else:
         with _opened(path) as fd:
             yield fd
@@ -152,9 +160,18 @@ def open_alone(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    fd = open_file(path, os.O_RDWR | os.O_CREAT, 0o644)
+    fd, pid = open_file(path, os.O_RDWR | os.O_CREAT, 0o644), os.getpid()
     try:
         yield fd
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # also for a child process that has been forked meanwhile, and has the file open
+        _release(fd, pid)
         os.close(fd)
+
+
+def _release(fd: int, pid: int) -> None:
+    """Release the lock of an open file, also for a child process that has been forked meanwhile, and has the file open.
+
+    Does nothing unless ``pid``, the process that took the lock, is this one.
+    """
+    if pid == os.getpid():
+        fcntl.flock(fd, fcntl.LOCK_UN)

@@ -98,6 +98,40 @@ def test_a_forked_child_does_not_keep_a_lock(tmp_path: Path, monkeypatch: pytest
     os.close(of_child[0])
 
 
+_FORKED = """
+import os, sys
+from contextlib import ExitStack
+from pathlib import Path
+from spark_sink.files import lock
+path, hold = Path(sys.argv[1]), getattr(lock, sys.argv[2])
+if sys.argv[3] == "True":
+    lock.share_with_child(path)
+def is_free():
+    with lock.open_alone(path) as fd:
+        return lock.try_lock(fd)
+with ExitStack() as held:
+    fd = held.enter_context(hold(path))
+    assert hold is not lock.open_alone or lock.try_lock(fd)
+    if not (child := os.fork()):
+        if is_free():
+            os._exit(1)
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    with open(path) as other:
+        assert not lock.try_lock(other.fileno())
+assert is_free()
+"""
+
+
+@pytest.mark.parametrize("has_child", [False, True])
+@pytest.mark.parametrize("hold", ["hold_alone", "open_alone", "open_shared"])
+def test_a_forked_child_that_ends_leaves_the_lock_with_its_parent(tmp_path: Path, hold: str, has_child: bool) -> None:
+    """A child that ends with `sys.exit` leaves the blocks in which it was forked."""
+    arguments = [sys.executable, "-c", _FORKED, tmp_path / "lock", hold, str(has_child)]
+    ended = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 _STOPPED_HOLDER = """
 import fcntl, sys, time
 file = open(sys.argv[1], "w")
