@@ -53,7 +53,7 @@ def directory_of_process() -> Path:
             _logger.info("%s can't be locked: %s", made, ex.strerror)
             is_ours = True
         if is_ours and made.is_dir():
-            atexit.register(_remove_at_the_end, made)
+            atexit.register(_remove_at_the_end, made, os.getpid())
             (made / _MARK).write_text(made.name, "ascii")
             return made
         os.close(fd)  # another program (systemd-tmpfiles) removes it, or has removed it before we had the lock
@@ -96,7 +96,9 @@ def _remove(path: Path) -> None:
     path.rmdir()
 
 
-def _remove_at_the_end(path: Path) -> None:
+def _remove_at_the_end(path: Path, pid: int) -> None:
+    if pid != os.getpid():  # forked: the process that has made the directory still needs it
+        return
     with suppress(OSError):  # a child that still lives writes there, for example: the next process removes it
         _remove(path)
 

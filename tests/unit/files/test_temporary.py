@@ -13,12 +13,15 @@ import pytest
 from spark_sink.files.temporary import _remove_left
 
 _PROGRAM = """
-import sys
+import os, sys
 from spark_sink.files.temporary import directory_of_process
 directory = directory_of_process()
 assert directory_of_process() == directory
 (directory / "some").mkdir()
 (directory / "some/file").touch()
+if not (child := os.fork()):
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
 print(directory, flush=True)
 sys.stdin.read()
 """
@@ -37,6 +40,7 @@ def _start(tmpdir: Path) -> tuple[subprocess.Popen[str], Path]:
 
 
 def test_a_process_removes_its_directory_and_those_of_killed_ones(tmp_path: Path) -> None:
+    """But a child that it has forked, and that ends with `sys.exit`, leaves the directory alone."""
     (tmp_path / "of another program").mkdir()
     killed, left = _start(tmp_path)
     living, used = _start(tmp_path)
