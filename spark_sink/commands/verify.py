@@ -99,7 +99,8 @@ def command(
     """Compare the replicas with PostgreSQL's tables, row by row, as of one moment. Changes may continue on both sides meanwhile.
 
     Both sides count rows and compute checksums; no rows are sent. As with pg_dump, the tables are locked against ALTER and TRUNCATE
-    meanwhile. If a table differs, the keys of the first rows that differ are printed.
+    meanwhile. Many tables are compared in parts, each part as of a moment of its own. If a table differs, the keys of the first
+    rows that differ are printed.
 
     Exit codes: 0 if all tables are equal, 10 if one differs, 11 if none differs but one could not be compared, also because the
     warehouse does not have it. Any other code: the comparison did not take place.

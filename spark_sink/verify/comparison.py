@@ -16,7 +16,7 @@ replica is not compared. With Parquet the replica is a view over the changelog, 
 replica keeps (``--deletes soft``) are left out.
 
 A snapshot keeps the locks of its tables until its end, and all sessions share the server's table of locks. So many tables are
-compared in parts, each with a snapshot of its own.
+compared in parts, each with a snapshot of its own. Once a table has been compared, no later error takes its result away.
 
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
@@ -42,6 +42,8 @@ from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
 from spark_sink.schema.table import NATIVE, Table, has_key, key_lost_at
 from spark_sink.schema.types import original_name
+from spark_sink.spark import jvm, session
+from spark_sink.spark.failure import explained
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
@@ -61,7 +63,7 @@ from spark_sink.warehouse.mask_settings import check_key
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -131,6 +133,9 @@ def verify(
     ``connection`` has options of `cdcpipe`, ``("-d", "shop")``. By default ``staging`` is the directory that the warehouse records.
     ``tell`` is called with the present step, and with the share of the work that is done (0 to 1).
 
+    If an error prevents the comparison of a table, and no table was compared before, it is raised. Later it is the ``problem`` of
+    this table and of those after it.
+
     Tables with nothing to compare are left out: a table that never had a key, so that it has no replica; and a table that has
     become a partition of another published table, if its changes now come as changes of that table. If such a table is named, this
     is an error. Without ``tables``, there is also a result with a ``problem`` for each published table that the warehouse does not
@@ -152,20 +157,32 @@ def verify(
         chosen.remove(table)
     with ChecksumServer(connection) as server:
         parts, results = _parts(chosen, server)
+        unknown: list[TableResult] = []
         for number, part in enumerate(parts, 1):
             tell_part = _part_teller(tell, number, parts)
             comparison = _Comparison(spark, house, part, server, max_keys)
             try:
                 comparison.begin_certain(place, time.monotonic() + timeout_s, tell_part, are_named=bool(tables))
-            except VerifyError as ex:
-                if number == 1:
-                    raise
-                # What was compared stays. Perhaps the pipeline was stopped meanwhile.
-                left = [table for each in parts[number - 1 :] for table in each]
-                return [*results, *(TableResult(table, problem=f"{ex.message}; {ex.hint}") for table in left)]
-            unknown = _unknown(house, server, tell) if number == len(parts) and not tables else []
-            results += [*comparison.run(tell_part), *unknown]
-    return results
+                if number == len(parts) and not tables:
+                    unknown = _unknown(house, server, tell)
+                for result in comparison.run(tell_part):
+                    results.append(result)
+            except Exception as ex:
+                if all(result.problem is not None for result in results):
+                    raise  # nothing was compared
+                found = {result.table for result in results}
+                left = [table for each in parts[number - 1 :] for table in each if table not in found]
+                return [*results, *_failed(left, ex), *unknown]
+    return [*results, *unknown]
+
+
+def _failed(tables: Sequence[Table], ex: Exception) -> list[TableResult]:
+    """Return a result for each of the tables that an error has left uncompared. Raises an error that nothing explains."""
+    error = session.ended_error() if jvm.has_ended(jvm.END_S) else explained(ex)
+    if not isinstance(error, CdcpipeError):
+        raise ex
+    problem = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    return [TableResult(table, problem=problem) for table in tables]
 
 
 def _parts(tables: Sequence[Table], server: ChecksumServer) -> tuple[list[list[Table]], list[TableResult]]:
@@ -334,17 +351,15 @@ class _Comparison:
             self._changelog(table), after_lsn, until_lsn, lambda end_lsn, xids: ~self._visibility.seen(end_lsn, xids)
         )
 
-    def run(self, tell: Callable[[str, float], None]) -> list[TableResult]:
+    def run(self, tell: Callable[[str, float], None]) -> Iterator[TableResult]:
         """Compare table by table."""
         weights = [self._there[table]["row_estimate"] + 1000 if table in self._there else 1000 for table in self._tables]
-        results = []
         for index, table in enumerate(self._tables):
             tell(f"{table}, {index + 1} of {len(self._tables)}", sum(weights[:index]) / sum(weights))
             there = self._there.get(table, {})
             result = self._compare(table)
             left_out, hashed = tuple(there.get("left_out", ())), tuple(there.get("hashed", ()))
-            results.append(replace(result, left_out=left_out, hashed=hashed, without_deleted=self._house.keeps_deleted))
-        return results
+            yield replace(result, left_out=left_out, hashed=hashed, without_deleted=self._house.keeps_deleted)
 
     def _compare(self, table: Table) -> TableResult:
         if not self._house.has_changelog(table):

@@ -1,10 +1,12 @@
 """Tables are compared in parts: each takes few of the locks for which the server has room."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from cdcpipe.errors import ConnectionClosedError, InitError
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch
 from spark_sink.verify import comparison
@@ -41,6 +43,7 @@ class Comparison:
 
     parts: list[list[str]]
     stopped_at: str | None
+    failing: tuple[str, Exception] | None
 
     def __init__(self, _spark: Any, _house: Warehouse, tables: list[Table], *_: Any) -> None:
         self.tables = tables
@@ -50,9 +53,18 @@ class Comparison:
         if self.stopped_at in [table.name for table in self.tables]:
             raise VerifyError("no process takes them", hint="start run")
 
-    def run(self, tell: Any) -> list[TableResult]:
+    def run(self, tell: Any) -> Iterator[TableResult]:
         tell("comparing", 0.5)
-        return [TableResult(table, is_equal=True) for table in self.tables]
+        for table in self.tables:
+            if self.failing is not None and self.failing[0] == table.name:
+                raise self.failing[1]
+            yield TableResult(table, is_equal=True)
+
+
+class SparkError(Exception):
+    """An error whose class is one of Spark's."""
+
+    __module__ = "pyspark.errors"
 
 
 @pytest.fixture
@@ -65,7 +77,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
     monkeypatch.setattr(comparison, "exact_session", lambda spark: spark)
     monkeypatch.setattr(comparison, "check_log", lambda *_: None)
     monkeypatch.setattr(comparison, "_Comparison", Comparison)
-    Comparison.parts, Comparison.stopped_at = [], None
+    Comparison.parts, Comparison.stopped_at, Comparison.failing = [], None, None
     return house
 
 
@@ -109,6 +121,32 @@ def test_what_was_compared_stays_if_a_later_part_cannot_be(house: Warehouse) -> 
     assert [each.table.name for each in results[len(problems) :]] == ["large", "no"]
     Comparison.stopped_at = "b"
     with pytest.raises(VerifyError):
+        compared(house)
+
+
+@pytest.mark.parametrize(
+    ("ex", "problem"),
+    [
+        (InitError("public.b is locked"), "public.b is locked"),
+        (ConnectionClosedError("the connection was lost", hint="start again"), "the connection was lost; start again"),
+        (SparkError("no room"), "Spark failed: no room; "),
+    ],
+)
+def test_what_was_compared_stays_if_a_later_table_fails(house: Warehouse, ex: Exception, problem: str) -> None:
+    """A lock of another session, or a lost connection, used to take away what an hour had found."""
+    Comparison.failing = ("b", ex)
+    results, _ = compared(house)
+    assert [each.table.name for each in results] == ["huge", "a", "b", "c", "large", "no"]
+    assert results[1].is_equal
+    assert {(each.problem or "")[: len(problem)] for each in results[2:]} == {problem}
+    Comparison.failing = ("a", ex)
+    with pytest.raises(type(ex)):  # nothing was compared
+        compared(house)
+
+
+def test_a_defect_is_raised_as_it_is(house: Warehouse) -> None:
+    Comparison.failing = ("large", KeyError("x"))
+    with pytest.raises(KeyError):
         compared(house)
 
 
