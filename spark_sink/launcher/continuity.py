@@ -15,6 +15,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | a server that has gone back behind the newest copy of a table, but not behind the log's end | the same |
 | tables beyond the log's end: the staging directory is an older copy, and the server may be one, too | a gap |
 | the same, and `land` has gone on beyond them since: the log has another epoch with the number of theirs | a gap |
+| tables that another log has fed: `land` has begun this one, without them | `judge_own_history` compares them with the server |
 | another system id | an error, unless the user accepts this id |
 | an accepted one, with a slot that pg_upgrade took along | the log goes on |
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
@@ -39,7 +40,7 @@ from cdcpipe.errors import GapError, RewoundServerError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import StagingError, left_lsn, passing_lsn
+from spark_sink.staging.log import StagingError, former_system_ids, left_lsn, passing_lsn
 from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn, upgrade_hint
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ __all__ = [
     "gone_back_behind_copy",
     "judge",
     "judge_lost_log",
+    "judge_own_history",
     "missing_slot",
     "tables_gone_back",
 ]
@@ -102,6 +104,18 @@ class Log:
     begin_lsn: int = 0
     """Where the log began when the launcher started; 0 later, when ``tables`` are not news any more."""
 
+    @property
+    def fed_by_another(self) -> FedTables | None:
+        """The tables, if another log has fed them, up to their position; also one of which this one is an older copy.
+
+        A launcher that knows tables begins an epoch with a number beyond theirs (`Opening`).
+        """
+        tables = self.tables
+        if tables is None:
+            return None
+        is_other = tables.position.epoch > self.epochs[-1].number
+        return tables if is_other or left_lsn(self.epochs, tables.position, tables.epoch_token) is not None else None
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -115,6 +129,8 @@ class Verdict:
     """Whether a launcher that is already in an epoch needs another one."""
     resume_lsn: int = 0
     """Where the stream goes on after a gap."""
+    is_log_right: bool = False
+    """After a divergence: whether only the tables have changes that never happened, and the log has none."""
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
@@ -254,6 +270,37 @@ def judge_lost_log(
         return Verdict(resume_lsn=reached)
     at = "is new, and begins at" if prepared.slot_created else "is at"
     return Verdict(_lost_log(tables, f"the slot {at} {format_lsn(confirmed)}", now), resume_lsn=max(confirmed, reached))
+
+
+def judge_own_history(log: Log, verdict: Verdict, prepared: Prepared, copied_lsn: int, now: float) -> Verdict:
+    """Return how ``log`` goes on if another log has fed its tables. ``verdict`` is that of `judge`, and stays if they have no gap.
+
+    The log tells nothing of the tables' own history, so they are compared with the server as if there were no log. Raises
+    StagingError if they have the changes of a server that the log has never had, or what `judge_lost_log` raises.
+    """
+    tables = log.fed_by_another
+    if tables is None:
+        return verdict
+    last = log.epochs[-1]
+    if tables.system_id not in {prepared.system_id, last.system_id, *former_system_ids(log.epochs)}:
+        raise StagingError(
+            f"the tables in {tables.name} come from the server with system id {tables.system_id}, and their log is not there: this"
+            f" one was begun without them, on the server with system id {last.system_id}",
+            hint="connect to their server, and give their staging directory; or move everything out of this one, and start run with"
+            f" --accept-system-id {prepared.system_id} --on-gap resnapshot",
+        )
+    tables = replace(tables, staging=None)  # what is there now is not their log
+    own = judge_lost_log(tables, prepared, prepared.system_id, copied_lsn, now)  # `judge` has refused one that is not accepted
+    if own.gap is None or not (own.gap.is_divergence or own.former_system_id):
+        return verdict  # whether the slot is beyond what they have: the log tells that
+    resume_lsn = max(verdict.resume_lsn, own.resume_lsn, log.end_lsn)
+    found = verdict.gap
+    if found is not None and found.is_divergence and found.after_lsn <= own.gap.after_lsn:
+        return replace(verdict, resume_lsn=resume_lsn)
+    after_lsn = own.gap.after_lsn if found is None else min(own.gap.after_lsn, found.after_lsn)
+    is_divergence = own.gap.is_divergence or int(prepared.confirmed_flush_lsn) < resume_lsn
+    gap = replace(own.gap, after_lsn=after_lsn, is_divergence=is_divergence)
+    return replace(verdict, gap=gap, is_new_epoch=True, resume_lsn=resume_lsn, is_log_right=True)
 
 
 def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:

@@ -25,6 +25,7 @@ from spark_sink.launcher.continuity import (
     gone_back_behind_copy,
     judge,
     judge_lost_log,
+    judge_own_history,
     missing_slot,
     tables_gone_back,
 )
@@ -263,7 +264,7 @@ class Opening:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
         log = self._log()
         verdict = self._judge_new(prepared) if log is None else self._judge_next(log, prepared)
-        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None:
+        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None and not verdict.is_log_right:
             verdict = replace(verdict, gap=self._counted(verdict.gap))
         if verdict.gap is not None:
             self._take_gap(verdict.gap, verdict.resume_lsn)
@@ -285,12 +286,15 @@ class Opening:
         now = time.time()
         verdict = judge(log, prepared, config.accept_system_id, now)
         is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
-        if not verdict.is_new_epoch or (is_plain_gap and not is_elsewhere(log.epochs[-1], prepared)):
+        is_here = not verdict.is_new_epoch or (is_plain_gap and not is_elsewhere(log.epochs[-1], prepared))
+        if is_here and log.fed_by_another is None:
             return verdict
         # On another timeline or server, copies count, too: one may be of transactions that never happened there. Whatever gap the
         # look without them has found, a copy from after its end would count as one that was made after it.
         copied_lsn = max(copied.read(config.staging), self._read_copied_lsn())  # an older version has not recorded its copies
-        return judge(replace(log, copied_lsn=copied_lsn), prepared, config.accept_system_id, now)
+        if not is_here:
+            verdict = judge(replace(log, copied_lsn=copied_lsn), prepared, config.accept_system_id, now)
+        return judge_own_history(log, verdict, prepared, copied_lsn, now)
 
     def _judge_new(self, prepared: Prepared) -> Verdict:
         """Decide how a new log begins. Logs a warning if there are tables, whose log is then not there any more."""

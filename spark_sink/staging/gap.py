@@ -72,7 +72,7 @@ class Gap:
     found: float
     """When the gap was found, in seconds since 1970."""
     is_divergence: bool = False
-    """Whether the log has changes that never happened on the server that was promoted or restored."""
+    """Whether the log, or the tables alone, have changes that never happened on the server that was promoted or restored."""
     lost: LostChanges | None = None
     """With ``is_divergence``: how many changes these are, if they were counted."""
 

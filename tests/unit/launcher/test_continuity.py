@@ -19,6 +19,7 @@ from spark_sink.launcher.continuity import (
     gone_back_behind_copy,
     judge,
     judge_lost_log,
+    judge_own_history,
     missing_slot,
     tables_gone_back,
 )
@@ -461,3 +462,100 @@ def test_tables_before_the_beginning_of_the_log_are_a_gap(begin: int, reached: i
         # A launcher that is killed before the tables have passed the gap needs no other one.
         passed = [*log.epochs, replace(EPOCH, number=4, start_lsn=0x900, gap=found.gap)]
         assert judged(replace(log, epochs=passed)) == Verdict()
+
+
+LANDED = Log(
+    [replace(EPOCH, start_lsn=0x600, timeline=2, timeline_began_lsn=0x650)],
+    0x900,
+    Account(0x900, 5.0),
+    replace(TABLES, timeline=1),
+    begin_lsn=0x600,
+)
+"""What `land` has begun with the server of LOST, before `run` was started again. So the tables are not before its beginning."""
+
+
+def judged_with_tables(log: Log, copied_lsn: int = 0, accepted: str | None = None, **server: Any) -> Verdict:
+    found = replace(SERVER, **(LOST | {"confirmed_flush_lsn": LSN(0x900)} | server))
+    return judge_own_history(log, judge(log, found, accepted, 6.0), found, copied_lsn, 6.0)
+
+
+@pytest.mark.parametrize(("copied_lsn", "resume_lsn"), [(0, 0x900), (0x8FF, 0x900), (0x900, 0x901)])
+def test_tables_of_another_log_have_what_a_new_primary_never_had(copied_lsn: int, resume_lsn: int):
+    """The new log goes on beyond the tables, and has nothing that never happened."""
+    found = judged_with_tables(LANDED, copied_lsn)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (0x650, resume_lsn, True)
+    assert (found.is_new_epoch, found.account_lsn, found.is_log_right) == (True, None, True)
+    cause = "timeline 2 branched off at 0/650, but the tables in /warehouse have changes of timeline 1 up to 0/700"
+    assert found.gap.cause.startswith(cause)
+    assert found.gap.cause.endswith("and their log is not there")  # it was in /staging, where there is another log now
+    passed = [*LANDED.epochs, replace(LANDED.epochs[0], number=4, start_lsn=resume_lsn, gap=found.gap)]
+    assert judged_with_tables(replace(LANDED, epochs=passed, end_lsn=resume_lsn), copied_lsn) == Verdict()  # one is enough
+
+
+def test_tables_of_another_log_with_the_numbers_of_theirs_have_a_history_of_their_own():
+    """`land` was started as often as their launcher. They differ from the branch on, not from the beginning of an epoch."""
+    starts = (0x600, 0x640, 0x680, 0x880)
+    epochs = [replace(LANDED.epochs[0], number=number, start_lsn=lsn, token="new") for number, lsn in enumerate(starts, 1)]
+    assert LANDED.tables is not None
+    log = replace(LANDED, epochs=epochs, tables=replace(LANDED.tables, epoch_token="theirs"))
+    found = judged_with_tables(log, 0x980)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (0x650, 0x981, True)
+    assert "branched off at 0/650" in found.gap.cause
+
+
+@pytest.mark.parametrize(
+    ("tables", "server"),
+    [
+        (replace(TABLES, timeline=1), {"timeline_history": ((1, 0x700),)}),
+        (replace(TABLES, timeline=2, timeline_began_lsn=0x650), {}),
+        (replace(TABLES, timeline=1, position=Position(1, 0x700)), {}),  # this log has fed them: the log's timeline counts
+        (None, {}),
+    ],
+)
+def test_tables_of_another_log_go_on_if_the_server_has_all_of_theirs(tables: FedTables | None, server: dict[str, Any]):
+    began = replace(LANDED.epochs[0], timeline_began_lsn=0)
+    assert judged_with_tables(replace(LANDED, epochs=[began], tables=tables), 0x650, **server) == Verdict()
+
+
+def test_an_old_primary_does_not_go_on_with_tables_of_another_log():
+    log = replace(LANDED, epochs=[replace(EPOCH, start_lsn=0x600)], tables=OF_2)
+    with pytest.raises(OtherSourceError, match="timeline 1, but the tables in /warehouse have changes of timeline 2"):
+        judged_with_tables(log, timeline=1, timeline_history=())
+
+
+def test_a_server_that_only_another_log_has_had_needs_an_empty_directory():
+    """`land` was started after a dump and restore. Its log cannot say that the tables are of the former server."""
+    log = replace(LANDED, epochs=[replace(LANDED.epochs[0], system_id="8")])
+    for accepted in (None, "8"):
+        with pytest.raises(StagingError, match=r"system id 7, and their log is not there: this one .* with system id 8") as caught:
+            judged_with_tables(log, accepted=accepted, system_id="8")
+        assert "move everything out of this one" in (caught.value.hint or "")
+        assert "--accept-system-id 8 --on-gap resnapshot" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("is_accepted_before", [False, True])
+def test_tables_of_another_log_go_on_with_an_accepted_server_after_a_gap(is_accepted_before: bool):
+    """The new log goes on with a slot that pg_upgrade took along. But nobody knows what the former log had beyond the tables."""
+    upgraded = replace(LANDED.epochs[0], number=2, system_id="8", former_system_id="7", start_lsn=0x900)
+    log = replace(LANDED, epochs=[*LANDED.epochs, upgraded]) if is_accepted_before else LANDED
+    found = judged_with_tables(log, 0x980, "8", system_id="8", confirmed_flush_lsn=LSN(0x900))
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (0x700, 0x981, True)
+    assert found.former_system_id == (None if is_accepted_before else "7")
+
+
+@pytest.mark.parametrize(("later", "after", "is_own"), [(0x800, 0x650, True), (0x640, 0, False)])
+def test_the_first_place_where_tables_or_log_differ_from_the_server_counts(later: int, after: int, is_own: bool):
+    """After another promotion the log, too, has changes that never happened. The second server does not know the log's timeline."""
+    history = ((1, 0x650), (2, later)) if is_own else ((1, later),)
+    found = judged_with_tables(LANDED, timeline=3, timeline_history=history)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.is_log_right) == (after, 0x900, is_own)
+
+
+def test_a_plain_gap_of_the_log_begins_where_its_tables_differ():
+    found = judged_with_tables(LANDED, confirmed_flush_lsn=LSN(0x1000))
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (0x650, 0x1000, True)

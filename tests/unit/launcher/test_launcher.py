@@ -270,6 +270,33 @@ def test_a_log_that_was_lost_with_the_primary_begins_with_a_gap(fake: Callable[.
     assert made.landed() == [each for each in WORK if each.end_lsn > 0x400]
 
 
+def test_a_log_that_was_begun_after_a_promotion_without_the_tables_begins_with_a_gap(fake: Callable[..., Fake]):
+    """`land` has begun the log of the promoted server before the tables' position, and has gone on beyond it."""
+    promoted = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/280"}]}
+    made = fake(WORK, [promoted] * 8)
+    made.run()
+    [epoch], end = list_epochs(made.staging), log_end(made.staging)
+    assert end is not None
+    assert epoch.start_lsn < 0x300 < end.lsn
+
+    def begun(on_gap: str) -> Launcher:
+        launcher = Launcher(made.config(on_gap=on_gap))
+        launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x300), timeline=1)
+        launcher.read_copied_lsn = lambda: 0x2FF
+        launcher.start()
+        launcher.wait()
+        return launcher
+
+    with pytest.raises(GapError, match=r"timeline 2 branched off at 0/280, but the tables in warehouse have changes of timeline 1"):
+        begun("stop")
+    for gaps in (1, 0):  # one is enough
+        assert begun("resnapshot").progress.gaps == gaps
+    [after] = [each for each in list_epochs(made.staging) if each.gap is not None]
+    assert (after.number, after.start_lsn) == (8, end.lsn)
+    assert after.gap is not None
+    assert (after.gap.after_lsn, after.gap.is_divergence, after.gap.lost) == (0x280, True, None)  # all in the log did happen
+
+
 def test_an_accepted_server_goes_on_with_tables_whose_log_was_lost(fake: Callable[..., Fake], tmp_path: Path):
     upgraded = {"system_id": "8", "created": True}
     made = fake(WORK, [upgraded, {}, {"system_id": "8"}])
