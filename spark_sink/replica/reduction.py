@@ -92,7 +92,7 @@ class Summary:
     keyless: int
     """How many changes lack a value of the key."""
     growth: int
-    """The number of inserts minus the number of deletes, if there is no TRUNCATE."""
+    """The number of inserts minus the number of deletes, after the last TRUNCATE or DROP TABLE if there is one."""
     ranges: tuple[tuple[int, int] | None, ...] = ()
     """For each column of the key its least and its greatest value, if it is an integer."""
 
@@ -208,7 +208,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
     is_before, is_delete = F.col("_cdc_end_lsn") == 0, F.col("_cdc_op") == "delete"  # a deleted row of the replica is a delete
     begins = F.col("_cdc_op").isin("insert", "snapshot") | (is_before & ~is_delete)
-    ends = is_delete & ~is_before
+    growth = F.count_if(begins) - F.count_if(is_delete & ~is_before)
     # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
@@ -219,12 +219,13 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max(begins_row() & leaves_out).alias("has_partial_begins"),
         F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
         F.count_if(lacks_key(key)).alias("keyless"),
-        (F.count_if(begins) - F.count_if(ends)).alias("growth"),
+        growth.alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]
     has_names = row["truncates"] or row["partial"] or row["inexact"]
     truncated_at, unchanged, exact = _names(changes) if has_names else (None, (), ())
+    grown = row["growth"] if truncated_at is None else _after(changes, truncated_at).agg(growth).collect()[0][0]
     return Summary(
         count=row["count"],
         truncated_at=truncated_at,
@@ -234,8 +235,16 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
-        growth=row["growth"],
+        growth=grown,
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
+    )
+
+
+def _after(changes: DataFrame, end: tuple[int, int, int]) -> DataFrame:
+    """Return the changes after a position that `end_position` tells."""
+    numbers = zip(POSITION, end, strict=True)
+    return changes.where(
+        F.struct(*POSITION) > F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
     )
 
 
@@ -258,9 +267,7 @@ def _range(row: Row, index: int) -> tuple[int, int] | None:
 def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summary, *, keeps_deleted: bool = False) -> DataFrame:
     """Return one row per key that occurs in the changes after the last TRUNCATE; with ``keeps_deleted``, in all changes."""
     if summary.truncated_at is not None and not keeps_deleted:
-        numbers = zip(POSITION, summary.truncated_at, strict=True)
-        barrier = F.struct(*(F.lit(number).cast(changes.schema[name].dataType) for name, number in numbers))
-        changes = changes.where(F.struct(*POSITION) > barrier)
+        changes = _after(changes, summary.truncated_at)
     events = events_of(with_keys(changes, key), summary)
     if keeps_deleted:
         events = _with_deletion(events, all_ends(changes) if summary.truncated_at is not None else None)

@@ -272,7 +272,7 @@ def _rows_left(
     rows = rows.where(F.col("_cdc_has_row") if keeps_deleted else exists).withColumn(
         "_cdc_unchanged", F.array_union(F.array_union("_cdc_missing", "_cdc_moved"), "_cdc_unknown")
     )
-    if (is_checked or piece.is_before_key) and summary.truncated_at is None:
+    if is_checked or piece.is_before_key:
         rows = rows.localCheckpoint()
         check_growth(table, piece, summary.growth, rows.where(exists).count(), want)
     return rows

@@ -4,6 +4,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,36 @@ def test_rows_that_a_key_does_not_tell_apart_are_named(
         bring(spark, house, changes, versions, start, end)
     assert re.findall(r"by its key \((\w+)\), (\d+) new rows are rows that the replica had already", caplog.text) == [("k", "1")]
     assert "cdcpipe-spark snapshot --table public.t" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("versions", "m", "deletes"),
+    [
+        ([at(10, K)], None, "hard"),  # without Spark
+        ([at(10, K)], MATRIX, "hard"),
+        ([at(10, K)], None, "soft"),
+        ([at(10, NONE), at(20, K, 4)], None, "hard"),  # the rows came before the key
+    ],
+)
+def test_rows_that_a_key_does_not_tell_apart_after_a_truncate_are_named(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, versions: list[Version], m: str | None, deletes: str
+) -> None:
+    """A load: TRUNCATE, rows of which two have the same key, DELETE of one of them. The replica has none. It said nothing."""
+    loaded = [
+        change("truncate", 20, (None, None, None)),
+        change("insert", 20, (1, 11, "a"), 1, m=m),
+        change("insert", 20, (1, 12, "alike"), 2),
+        change("delete", 20, (1, 12, "alike"), 3, old=(1, 12, "alike")),
+        change("insert", 20, (2, 13, "b"), 4),
+    ]
+    changes = [(*row[:9], datetime(2026, 1, row[6], tzinfo=UTC), *row[10:]) for row in (*BEGINNING, *loaded)]
+    house = Warehouse(tmp_path, "delta", deletes=deletes)
+    house.open(EPOCH)
+    for start, end in ((0, 10), (10, 20)):
+        found = bring(spark, house, changes, versions, start, end)
+    assert [row["k"] for row in found.collect() if deletes == "hard" or row["_cdc_deleted_at"] is None] == [2]
+    assert re.findall(r"by its key \((\w+)\), (\d+) new rows are rows that the replica had already", caplog.text) == [("k", "1")]
+    assert [str(each.table) for each in waiting(house)] == ["public.t"]
 
 
 def permuted(rng: random.Random, keys: int) -> tuple[list[Row], dict[int, str]]:
