@@ -56,6 +56,7 @@ _logger = logging.getLogger(__name__)
 _Former: TypeAlias = tuple[int | None, str, str]
 """A column of earlier rows: its number in PostgreSQL, None if it is not certain; its name there; and its name in the changelog."""
 
+_CAME_BACK: Final = "another table had its name for a while"
 _AGAIN: Final = "a column may have been dropped, and another one added with its name"
 
 
@@ -139,6 +140,8 @@ class TableVersions:
             ordinal = 0 if is_first else use.ordinal
             before_it = [version for version in versions if version.place < (use.end_lsn, ordinal)]
             is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
+            if is_remade:
+                self._check_new(table, use, before_it)
             is_same = preceding is not None and preceding.relation == use.relation and self._history.step(use) is None
             fills = () if is_remade or is_same else self._fills(table, use, before_it, before, columns)
             key = self._key(table, use, before_it)
@@ -148,6 +151,17 @@ class TableVersions:
             version = version_of(use.end_lsn, ordinal, relation, columns, key, fills)
             versions = _insert(versions, replace(version, gone=self._gone(table, use, before_it, columns)))
         return versions
+
+    def _check_new(self, table: Table, use: Use, known: Sequence[Version]) -> None:
+        """Let the table be copied if it has come back to this name: then it is no new table, and has rows from before ``use``."""
+        place, servers = (use.end_lsn, use.ordinal), self._history.captured.servers
+        if any(each.relation_id == use.relation.relation_id and servers.is_one(each.place, place) for each in known):
+            _logger.warning(
+                "table %s has its name again, which another table had meanwhile: the replica lacks rows. Repair: run --heal, or %s",
+                table,
+                table.copying,
+            )
+            want_copy(self._warehouse, table, use.end_lsn, _CAME_BACK)
 
     def _gone(self, table: Table, use: Use, before_it: Sequence[Version], columns: StructType) -> tuple[str, ...]:
         """Return the changelog's columns that are gone with ``use``. Warns of those that may be gone, but stay."""

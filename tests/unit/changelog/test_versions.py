@@ -696,3 +696,30 @@ def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
         published.begin_batch()
         found += [published.primary_key(table("id code")) for _ in range(2)]
     assert found == [ID, ID, CODE, CODE]
+
+
+@pytest.mark.parametrize(
+    ("others", "gap_at", "reasons"),
+    [
+        ([2], None, ["another table had its name for a while"]),
+        ([2, 3], None, ["another table had its name for a while"]),
+        ([2], 25, []),  # another server's table with this OID
+        ([], None, []),
+    ],
+)
+def test_a_table_that_gets_its_name_back(tmp_path: Path, others: list[int], gap_at: int | None, reasons: list[str]) -> None:
+    """Two tables swapped their names and swapped back, between two looks at the catalog. The replica lost all unchanged rows."""
+    warehouse = Warehouse(tmp_path, "delta")
+    warehouse.open(EPOCH)
+    history = History(SchemaVersion(1, 0, table("id"), None))
+    history.captured.servers = Servers([] if gap_at is None else [gap_at])
+    columns = merge_columns(None, [table("id")])
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
+    known, uses = [version(10, 0, ID)], [*others, 1, 1]
+    for lsn, number in enumerate(uses, 20 if gap_at is None else 25):
+        use = Use(lsn, 0, replace(table("id"), relation_id=number), lsn)
+        known = versions.with_new(TABLE, known, [use], lsn - 1, columns, columns)
+        is_back = number == 1
+        assert [each.why for each in waiting(warehouse)] == (reasons if is_back else [])
+    assert [each.relation_id for each in known] == [1, *others, *([1] if others else [])]
+    assert [reason.since_lsn for each in waiting(warehouse) for reason in each.reasons] == [20 + len(others)] * len(reasons)
