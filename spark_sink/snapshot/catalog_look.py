@@ -8,7 +8,7 @@ publication.py compares two looks. `wanted_copies` has the tables that wait; the
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.snapshot import publication
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
+    from spark_sink.warehouse.published_tables import Seen
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["CatalogLook", "want_deleted"]
 
 _logger = logging.getLogger(__name__)
+
+RENAMED: Final = "it was changed under another name, and has its name again"
 
 
 def want_deleted(house: Warehouse) -> None:
@@ -48,6 +51,10 @@ class CatalogLook:
         self._copies_new = copies_new
         self.failure: str | None = None
         """Why the last look failed; None if it did not, or was stopped."""
+        self._named_at: dict[int, int] = {}
+        """For each table that had its name at the last look, too: the LSN of the first look that has seen it under this name."""
+        self._compared: object = None
+        """For what `_want_renamed` has looked last."""
 
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
@@ -77,6 +84,8 @@ class CatalogLook:
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)
+        if before is not None and before.system_id == found.system_id and is_at_it:
+            self._want_renamed(before, now, homes)
         for table in publication.gone(before, found, homes):
             _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
         if before != now:
@@ -88,6 +97,26 @@ class CatalogLook:
                 _logger.info("table %s is not published any more, or has no columns: it waits for no copy", each.table)
                 wanted_copies.give_up(house, each.table)
         return True
+
+    def _want_renamed(self, before: Seen, now: Seen, homes: Homes) -> None:
+        """Record tables that had another name for a while, between two looks, and changed under it.
+
+        The stream has these changes, but in the tables of the other name. A table that has another name since the look before is
+        not among them: it is one that came. Nor is one of which the stream may still bring changes from before it got its name.
+        """
+        same = {
+            number: each
+            for number, each in now.tables.items()
+            if number in before.tables and before.tables[number].table == each.table
+        }
+        self._named_at = {number: self._named_at.get(number, before.lsn) for number in same}
+        reached = {lsn for lsn in set(self._named_at.values()) if homes.knows(lsn)}
+        steady = [each for number, each in same.items() if self._named_at[number] in reached]
+        compared = self._warehouse.source().position, [(each.relation_id, each.table) for each in steady]
+        if compared != self._compared:  # otherwise nothing can have come to other tables
+            for table, lsn in homes.changed_elsewhere(steady):
+                wanted_copies.want(self._warehouse, table, lsn, RENAMED)
+            self._compared = compared
 
     def _is_keyed(self, table: Table) -> bool:
         versions = self._warehouse.versions(table)

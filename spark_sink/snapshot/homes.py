@@ -23,7 +23,10 @@ from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import encode_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from cdcpipe.pgoutput.messages import Relation
+    from spark_sink.warehouse.published_tables import SeenTable
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Homes"]
@@ -60,14 +63,34 @@ class Homes:
             hint="wait until cdcpipe-spark run has brought the tables there, and try again",
         )
 
+    @property
+    def _goes_by_name(self) -> bool:
+        return self._names.is_following is False or not self._house.has_changelog(DDL)
+
     def is_certain(self, relation_id: int, name: Table) -> bool:
         """Tell whether the stream can't have another name for the table with this OID than the warehouse has."""
-        if self._names.is_following is False or not self._house.has_changelog(DDL):
+        if self._goes_by_name:
             return True
         versions = self._house.versions(self.table(relation_id, name))
         if versions:
             return versions[-1].relation_id == relation_id or self._names.is_called(relation_id, name)
         return relation_id not in self._relation_ids
+
+    def changed_elsewhere(self, tables: Iterable[SeenTable]) -> Iterator[tuple[Table, int]]:
+        """Yield those of the server's ``tables`` that have changes under another name, so in other tables of the warehouse.
+
+        Also yields the LSN from which on a copy has these changes. This reads each table's file.
+        """
+        if not self._goes_by_name:
+            return
+        own, known = {each.relation_id: self.table(each.relation_id, each.table) for each in tables}, self._house.all_versions()
+        for home, versions in known.items():
+            for relation_id, last in {version.relation_id: version for version in versions}.items():
+                table = own.get(relation_id, home)
+                if table != home and table in known and self._names.servers.is_last(last.end_lsn):
+                    # Later changes under the last version add no version.
+                    lsn = self._house.format.lsn(self._house.changelog(home)) if last is versions[-1] else None
+                    yield table, max(last.end_lsn, lsn or 0)
 
     @cached_property
     def _relation_ids(self) -> frozenset[int]:

@@ -15,7 +15,7 @@ from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import publication
-from spark_sink.snapshot.catalog_look import CatalogLook, want_deleted
+from spark_sink.snapshot.catalog_look import RENAMED, CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
@@ -419,3 +419,75 @@ def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.
         answers[:] = [found(table())]
         publication.begin(older, other, prepared, lambda: False)
         assert (read(older) is None) == (other.slot == "another")
+
+
+def test_a_table_that_was_changed_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job renames it, changes it and gives it its name back: no look sees the other name. Its replica stayed as it was."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    house.open(list_epochs(staging)[0])
+    other, swapped, load = Table("public", "other"), table("other", relation_id=200, parts=[part(200)]), Table("public", "load")
+    copied = {number: replace(version(50, 0, ID, number), snapshot=((1, "id"),)) for number in (100, 200)}
+    house.write_versions(T, [copied[100]])
+    house.write_versions(other, [copied[200]])
+    lsns = {load: 0, T: 50, other: 50}
+    monkeypatch.setattr(
+        type(house.format), "lsn", lambda _, path: next(lsn for name, lsn in lsns.items() if path.name == str(name))
+    )
+    server = found(table(), swapped, lsn=100)
+    monkeypatch.setattr(publication, "look", lambda *_: server)
+    catalog = CatalogLook(LauncherConfig("slot", staging), house)
+
+    def looked(lsn: int) -> list[tuple[str, str, int]]:
+        """Return what waits after two looks, the tables being where the first one was."""
+        nonlocal server
+        server = replace(server, wal_lsn=LSN(lsn))
+        house.record(Position(1, lsn))
+        for _ in range(2):
+            assert catalog.look(lambda: False)
+        return [(str(each.table), reason.text, reason.since_lsn) for each in waiting(house) for reason in each.reasons]
+
+    assert looked(100) == []
+    house.write_versions(load, [version(110, 0, ID, 100)])
+    lsns[load] = 120
+    assert looked(130) == [("public.t", RENAMED, 120)]
+    house.write_versions(T, [copied[100], replace(copied[100], end_lsn=140)])
+    assert looked(150) == []
+    # The next night. The description is known, so there is no other version.
+    lsns[load] = 160
+    assert looked(170) == [("public.t", RENAMED, 160)]
+    house.write_versions(T, [copied[100], replace(copied[100], end_lsn=180)])
+    # Another table goes through the same name. Two tables swap their names and swap back.
+    house.write_versions(load, [version(110, 0, ID, 100), version(190, 0, ID, 200)])
+    assert looked(195) == [("public.other", RENAMED, 190)]
+    house.write_versions(other, [copied[200], version(200, 0, ID, 100), replace(copied[200], end_lsn=201)])
+    house.write_versions(T, [copied[100], version(200, 0, ID, 200)])
+    lsns[T] = 202
+    assert looked(210) == [("public.other", RENAMED, 202), ("public.t", RENAMED, 200)]
+
+
+def test_a_table_that_was_renamed_for_good_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its earlier changes are in the tables of the old name, and stay there."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    house.open(list_epochs(staging)[0])
+    house.write_versions(T, [version(50, 0, ID, 100)])
+    monkeypatch.setattr(type(house.format), "lsn", lambda *_: 120)
+    write(house, seen(found(table(), lsn=100), homes=Homes(house)))
+    house.record(Position(1, 130))
+    monkeypatch.setattr(publication, "look", lambda *_: found(table("u"), lsn=140))
+    catalog, copied = CatalogLook(LauncherConfig("slot", staging), house), Table("public", "u")
+    for _ in range(2):
+        assert catalog.look(lambda: False)
+        assert [(str(each.table), each.why) for each in waiting(house)] == [("public.u", CAME)]
+    house.write_versions(copied, [replace(version(150, 0, ID, 100), snapshot=((1, "id"),))])
+    for lsn in (160, 170):
+        house.record(Position(1, lsn))
+        assert catalog.look(lambda: False)
+        assert waiting(house) == []
+    # With captured DDL the names follow, and the stream tells all.
+    monkeypatch.setattr(house, "has_changelog", lambda name: name == DDL)
+    house.write_versions(copied, [version(150, 0, ID, 100)])
+    house.record(Position(1, 180))
+    assert catalog.look(lambda: False)
+    assert [each.why for each in waiting(house)] == [CAME]
