@@ -18,7 +18,6 @@ from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.ddl_message import parse
-from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from spark_sink.schema.servers import Servers
     from spark_sink.source.ddl import Ddl
     from spark_sink.staging.log import Segment
     from spark_sink.warehouse.warehouse import Warehouse
@@ -89,10 +89,7 @@ class DdlLog:
             self._descriptions.end_at(*self._gaps())
 
     def _gaps(self) -> tuple[list[int], Servers]:
-        found = gaps.read(self._warehouse)
-        # A server that has lost changes (a failover, a restore) uses their OIDs and column numbers again, as another server does.
-        others = Servers(each.start.lsn for each in found if each.is_other_server or each.gap.is_divergence)
-        return [each.start.lsn for each in found], others
+        return [each.start.lsn for each in gaps.read(self._warehouse)], gaps.servers(self._warehouse)
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""

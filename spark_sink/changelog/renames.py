@@ -96,16 +96,19 @@ class _Finder:
         before, self._server = self._server, servers.number(place)
         if before == self._server:
             return
-        known = {home: self._newest_until(versions) for home, versions in self._versions.items()}
-        new = {home: each for home, each in known.items() if each is not None and before < servers.number(each.place)}
-        self._relation_of |= {home: each.relation_id for home, each in new.items()}
-        here = {home: each for home, each in new.items() if servers.is_one(each.place, place)}
+        for naming in self.names.undone(place):
+            self._add(naming)
+        known = {home: self._until_now(versions) for home, versions in self._versions.items()}
+        new = {home: each[-1] for home, each in known.items() if each and before < servers.number(each[-1].place)}
+        own = {home: [version for version in each if servers.is_one(version.place, place)] for home, each in known.items()}
+        here = {home: each[-1] for home, each in own.items() if each}
+        self._relation_of |= {home: each.relation_id for home, each in (new | here).items()}
         self._home_of = {each.relation_id: home for home, each in sorted(here.items(), key=lambda item: (item[1].place, item[0]))}
         self._ended = self._relation_of.keys() - here.keys()
 
-    def _newest_until(self, versions: Sequence[Version]) -> Version | None:
-        """Return the newest version of a table on the server of now, or on one before it."""
-        return next((each for each in reversed(versions) if self._before.servers.number(each.place) <= self._server), None)
+    def _until_now(self, versions: Sequence[Version]) -> list[Version]:
+        """Return the versions of a table on the server of now, and on those before it."""
+        return [each for each in versions if self._before.servers.number(each.place) <= self._server]
 
     def _add(self, naming: Naming) -> None:
         if self.names is self._before:

@@ -170,7 +170,7 @@ class KnownTables:
 
     def read_names(self) -> None:
         """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
-        self._names = self.versions.names = gaps.names(self.warehouse)
+        self._names = self.versions.names = gaps.record_names(self.warehouse)
         self.published.end_at(self._names.servers)
         self.history.read_gaps()
 

@@ -9,6 +9,9 @@ A table keeps the directories of the name under which its first change came: its
 readers find them, and a commit is never between two names. A `Naming` says that the table in a home has another name from a place
 on. Without one the home's name is the table's name: nothing is recorded for tables that were never renamed.
 
+A server that has lost changes has lost the names that they gave: behind them each table has the name again that it had before
+(`Names.undone`).
+
 Two tables never have one name at a place. A table that was dropped loses its name when another table is renamed to it: it is called
 ``NAME~OID`` then. A table that is created under the name of another one's home gets the home ``NAME~OID``. But a table that is
 created under the name of a dropped table goes on in its home, as always.
@@ -122,6 +125,17 @@ class Names:
         self._of_home[naming.home] = (*self._of_home.get(naming.home, ()), naming)
         self._taken[naming.name] = (*self._taken.get(naming.name, ()), naming)
         self._of_relation[naming.relation_id] = (*self._of_relation.get(naming.relation_id, ()), naming)
+
+    def undone(self, place: Place) -> list[Naming]:
+        """Return the namings that are still to be added because the server at a place has lost those that gave other names."""
+        found: dict[Table, Naming] = {}
+        for common_lsn, end_lsn in self.servers.lost(place):
+            for home, known in self._of_home.items():
+                then = self.name(home, (common_lsn, AFTER_ALL[0]))
+                if common_lsn < known[-1].place[0] <= end_lsn and known[-1].name != then:
+                    # Without its OID: that may be another table's now.
+                    found[home] = Naming((end_lsn + 1, -1), _NO_OID, known[-1].name, then, home)
+        return list(found.values())
 
     def home(self, relation_id: int, name: Table, place: Place = AFTER_ALL) -> Table:
         """Return the home of the changes that the stream describes with this OID and name at a place.

@@ -10,6 +10,9 @@ published tables (published_tables.py) knows for each relation the names under w
 Behind a gap of the log to another server the OIDs from before it are those of other tables. There a table is known by its name. The
 tables may still get changes from before the gap when the catalog of the other server has been looked at. So the record keeps the
 last look at the former server until then.
+
+A server that has lost changes has the tables from before these. Nobody knows whether a look saw a table that was lost. So a look
+counts on both sides: a mask may be asked for in vain, but none is missing.
 """
 
 from __future__ import annotations
@@ -76,8 +79,9 @@ class FormerNames:
         self._called = gaps.names(house)
         self._looks: list[_Look] = []
         """The last look, and those at former servers of which changes are still to come."""
-        former = [each.former_system_id for each in gaps.read(house) if each.is_other_server]
-        seen, system_ids = read(house), [*former, house.source().system_id]
+        seen, system_ids = read(house), [house.source().system_id]
+        for gap in reversed([gap for gap in gaps.read(house) if gap.ends_oids]):
+            system_ids.insert(0, gap.former_system_id or system_ids[0])
         while seen is not None:
             servers = frozenset(number for number, system_id in enumerate(system_ids) if system_id == seen.system_id)
             names = {number: set(found) for number, found in seen.former.items()}

@@ -8,6 +8,7 @@ not known.
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
-from spark_sink.schema.servers import Servers
+from spark_sink.schema.servers import NOTHING, Servers
 from spark_sink.schema.table import copies_until
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
@@ -43,9 +44,13 @@ __all__ = [
     "read",
     "record",
     "record_healed",
+    "record_names",
+    "servers",
     "unrecorded",
 ]
 
+
+_logger = logging.getLogger(__name__)
 
 _WRITING = threading.Lock()
 """A micro-batch may record a gap while a run records that others are healed."""
@@ -66,6 +71,11 @@ class TablesGap:
     def is_other_server(self) -> bool:
         """Tell whether the epoch after the gap has the changes of another server."""
         return self.former_system_id is not None
+
+    @property
+    def ends_oids(self) -> bool:
+        """Tell whether OIDs may mean something else behind the gap: the server is another one, or has lost changes."""
+        return self.is_other_server or self.gap.is_divergence
 
     def to_json(self) -> dict[str, Any]:
         """Return the gap as a JSON object."""
@@ -121,10 +131,33 @@ def unrecorded(known: Iterable[TablesGap], epochs: Iterable[Epoch]) -> list[Tabl
     ]
 
 
+def servers(house: Warehouse) -> Servers:
+    """Return the servers of the log. One that has lost changes uses their OIDs and numbers again."""
+    ends = [each for each in read(house) if each.ends_oids]
+    common = (NOTHING if each.is_other_server else each.gap.after_lsn for each in ends)
+    return Servers((each.start.lsn for each in ends), common)
+
+
 def names(house: Warehouse) -> Names:
-    """Return the names of the tables, as of now. Behind a gap to another server they do not go by OIDs of the former one."""
-    found = house.names()
-    found.servers = Servers(each.start.lsn for each in read(house) if each.is_other_server)
+    """Return the names of the tables, as of now. They go only by OIDs that the server at a place has.
+
+    Once the tables are behind lost changes, tables that were renamed there have their former names again.
+    """
+    found, position = house.names(), house.source().position
+    found.servers = servers(house)
+    for naming in found.undone((0, 0) if position is None else (position.lsn + 1, -1)):
+        found.add(naming)
+    return found
+
+
+def record_names(house: Warehouse) -> Names:
+    """Do the same, and record and tell the names that tables have again. Only the process that records names may call this."""
+    found = names(house)
+    new = found.namings[len(house.names().namings) :]
+    if new:
+        house.write_names(found)
+    for each in new:
+        _logger.warning("the server has lost the change of a name: %s is %s again, and its tables go on", each.former, each.name)
     return found
 
 

@@ -91,6 +91,42 @@ def test_another_server_has_other_tables_under_the_same_oids() -> None:
     assert (now.namings, lines) == (names.namings, [])
 
 
+def test_a_server_that_lost_changes_gives_their_oids_to_other_tables() -> None:
+    """As after a failover: it has what the log has up to 50. A table from before that keeps its OID, and is followed."""
+    names = Names([Naming((7, 0), Y, named("b"), named("c"), named("b"))])
+    names.servers = Servers([100], [50])
+    for lsn, expected in ((50, named("a")), (60, named("new"))):  # where the table came: behind 50 it was lost
+        known = {named("a"): [version(lsn, 0, ID, X)], named("b"): [version(5, 0, ID, Y)]}
+        now, lines = found(rename(200, 0, X, "new"), known=known, names=names)
+        assert (now.home(X, named("new"), (300, 0)), bool(lines)) == (expected, expected == named("a"))
+    # A change that was lost does not hide the versions from before it, nor do those names end that it has.
+    known = {named("a"): [version(10, 0, ID, X), version(60, 0, ID, Z)]}
+    now, lines = found(rename(200, 0, X, "new"), rename(210, 0, Z, "other"), known=known, names=names)
+    assert (lines, now.home(X, named("new"))) == (["public.a is public.new now: its tables go on under the new name"], named("a"))
+    assert now.home(Z, named("other")) == named("other")
+    assert [names.home(Y, named(name), (200, 0)) for name in "bc"] == [named("b")] * 2
+
+
+def test_a_rename_that_was_lost_is_undone() -> None:
+    names = Names()
+    names.servers = Servers([100], [50])
+    renames = rename(40, 0, X, "b"), rename(60, 0, X, "c"), rename(70, 0, X, "d")
+    # The changes before the gap and those behind it may come in the same segments, or not.
+    for events in ([*renames, change(200, 0, X, "b")], [*renames[:2]], [*renames]):
+        now, _ = found(*events, known=newest(a=X), names=names)
+        now, _ = found(change(200, 0, X, "b"), rename(210, 0, Y, "z"), known=newest(a=X), names=now)
+        assert [str(now.name(named("a"), (lsn, 0))) for lsn in (45, 65, 100, 101)] == [
+            "public.b",
+            "public.c",
+            "public.d" if renames[2] in events else "public.c",
+            "public.b",
+        ]
+        assert (now.home(X, named("b")), shown(now, named("a"))) == (named("a"), ["public.b"])
+        assert now.undone((300, 0)) == []
+        assert now.home(Z, named("c"), (200, 0)) == named("c")  # the lost name is free
+    assert found(change(200, 0, X, "b"), known=newest(a=X), names=now)[0] is now
+
+
 def test_a_copy_of_another_server_tells_nothing_of_the_tables_before_it() -> None:
     """It may be there before the changes from before the gap: these are in the log, and the copy does not wait for them."""
     names = Names()

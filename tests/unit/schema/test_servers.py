@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_sink.schema.servers import Servers
+from spark_sink.schema.servers import NOTHING, Servers
 from spark_sink.schema.table import AFTER_ALL, Place
 
 
@@ -23,6 +23,21 @@ def test_the_server_at_a_place(place: Place, number: int, last: Place) -> None:
     assert servers.last_place(place) == last
     assert servers.is_one(place, servers.last_place(place))
     assert servers.is_last(place[0]) == (number == 2)
+
+
+def test_a_server_that_lost_changes_has_those_before_them() -> None:
+    servers = Servers([20, 40, 60], [NOTHING, 30, 55])
+    for lsn, of_each in {
+        20: [True, False, False, False],
+        30: [False, True, True, True],
+        31: [False, True, False, False],
+        41: [False, False, True, True],
+        56: [False, False, True, False],
+        61: [False, False, True, True],  # the third server has what is up to 55: not the changes at 56, but those at 41
+    }.items():
+        assert [servers.is_one((lsn, 7), (other, 0)) for other in (1, 40, 41, 61)] == of_each, lsn
+    assert [servers.lost((lsn, 0)) for lsn in (40, 41, 61)] == [[], [(30, 40)], [(30, 40), (55, 60)]]
+    assert [servers.is_last(lsn) for lsn in (20, 30, 31, 55, 56, 61)] == [False, True, False, True, False, True]
 
 
 def test_a_log_of_one_server() -> None:

@@ -148,6 +148,21 @@ def test_oids_go_on_if_it_is_the_same_server(house: Warehouse, gap: Gap | None) 
     assert [former_at(house, number, 200) for number in (ROOT, LEAF)] == [["orders"], ["leaf"]]
 
 
+def test_a_server_that_lost_changes_has_the_tables_from_before(house: Warehouse) -> None:
+    """A look may have seen a table that was lost, or not: it counts. A table of which only the lost changes tell does not."""
+    write(house, look(seen_table(ROOT, "orders"), system_id="8"))
+    house.write_versions(Table("public", "leaf"), [version(90, 0, ID, LEAF)])
+    house.write_versions(Table("public", "lost"), [version(95, 0, ID, OTHER)])
+    other = replace(EPOCH, number=2, start_lsn=50, gap=Gap(40, "the slot was gone", 0.0, 0.0), former_system_id="7", system_id="8")
+    gap = Gap(90, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
+    failover = replace(EPOCH, number=3, start_lsn=100, gap=gap, system_id="8")
+    house.open(failover, {"7"})
+    gaps.record(house, [other, failover])
+    assert [former_at(house, number, 100) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], ["lost"]]
+    assert [former_at(house, number, 101) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], []]
+    assert former_at(house, ROOT, 50) == []
+
+
 def test_pg_upgrade_behind_a_gap_to_another_server(house: Warehouse) -> None:
     """The look was at the server that has been upgraded since, and not at the one before the gap."""
     write(house, look(seen_table(ROOT, "orders"), system_id="8"))

@@ -83,6 +83,28 @@ def test_a_gap_that_an_older_version_has_recorded_gets_the_former_server(tmp_pat
     assert [each.former_system_id for each in gaps.read(house)] == ["7"]
 
 
+def test_oids_and_names_that_a_server_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    other, last = Table("public", "other"), Table("public", "last")
+    house.write_names(Names([Naming((50, 0), 16384, FRUIT, other, FRUIT), Naming((150, 0), 16384, other, last, FRUIT)]))
+    gap = Gap(100, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=gap)])
+    house.record(Position(1, 180))  # changes that were lost are still to come to the tables
+    assert str(Homes(house).table(16384, other)) == "public.last"
+    house.record(Position(2, 200))
+    for _ in range(2):
+        assert str(Homes(house).table(16384, other)) == "public.other"
+        assert [Homes(house).table(16384, each) for each in (FRUIT, other, last)] == [FRUIT, FRUIT, last]
+        assert len(gaps.record_names(house).namings) == len(house.names().namings) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "the server has lost the change of a name: public.last is public.other again, and its tables go on"
+    ]
+    # What nobody knows of another server holds, although it has lost changes, too.
+    gaps.record(house, [replace(EPOCH, number=3, start_lsn=300, gap=replace(gap, after_lsn=250), former_system_id="7")])
+    assert Homes(house).table(16384, FRUIT) == replace(FRUIT, number=16384)
+
+
 def test_oids_end_where_another_server_begins(tmp_path: Path) -> None:
     house = Warehouse(tmp_path, "delta")
     house.open(EPOCH)
