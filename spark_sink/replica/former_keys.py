@@ -74,7 +74,10 @@ def _former_types(
     if copied is not None and copied.described:
         return {number: [found] for number, found in _types(copied).items()}
     history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
-    told = history.until(copy.relation_id, (copy.end_lsn, -1))
+    # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes.
+    asked = {(copy.end_lsn, -1), *(each.place for each in before if each.relation_id == copy.relation_id)}
+    found = {each.place: each for place in asked for each in history.until(copy.relation_id, place)}
+    told = [found[place] for place in sorted(found)]
     if copied is not None and (not told or told[0].place > copied.place):
         return {}  # an older cdcpipe has copied the table before the stream described it
     return types_told(told, copy)

@@ -2,14 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from spark_sink.changelog.history import SchemaVersion
+from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.replica import former_keys
 from spark_sink.replica.former_keys import is_hashed, types_told
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
+from spark_sink.source.contents import Contents, Use
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import Epoch, Position
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, table, version
 
@@ -40,6 +48,28 @@ def test_types_of_former_keys(versions: list[SchemaVersion], types: set[int] | N
     copy = replace(version(50, 0, ID), snapshot=((1, "id"),), described=((1, "id", INET, -1),))
     found = types_told(versions, copy).get(1)
     assert found == (types and {(type_id, -1) for type_id in types})
+
+
+@pytest.mark.parametrize("lost_after", [5, 15, 25])
+def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int) -> None:
+    """A failover loses changes of a table that was never copied, and the gap's copy comes: its key has the type of those rows."""
+    house, none = Warehouse(tmp_path, "delta"), cast("Any", None)
+    epoch = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+    house.open(epoch)
+    gap = Gap(lost_after, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
+    gaps.record(house, [replace(epoch, number=2, start_lsn=30, gap=gap)])
+    history, t = SchemaHistory(none, house, PublishedTables(None)), Table("public", "t")
+    for lsn, columns in (10, "id:650"), (20, "id:869"), (40, "id:650 more"):
+        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        history.record_new({t: Contents(1, lsn, [Use(lsn, 0, table(columns), lsn)])}, lambda *_: None, [segment])
+    monkeypatch.setattr(former_keys, "SchemaHistory", lambda *_: history)
+    copy = replace(version(50, 0, ID), snapshot=((1, "id"),), described=((1, "id", INET, -1),))
+    before = [version(10, 0, ID)], [version(10, 0, ID), version(20, 0, ID)], [version(20, 0, ID), version(40, 0, ID)]
+    changes: Any = SimpleNamespace(sparkSession=None)
+    found = [former_keys._former_types(house, changes, each, copy).get(1) for each in before]
+    # The versions of the rows tell from which server they came.
+    both = {(CIDR, -1), (INET, -1)}
+    assert found == [both if lost_after == 25 else {(CIDR, -1)}, both, both]
 
 
 @pytest.mark.parametrize(
