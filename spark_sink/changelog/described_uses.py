@@ -107,7 +107,9 @@ def _columns_before(
         return None
     told = captured.numbers_at(previous, since) or _copied_before(history.as_copied(home, previous, since))
     before = told or captured.numbers_until_next(previous, told_at)
-    if before is not None and before[1] and copied is not None and not copied.is_whole:
+    relation_id = commands.description.relation_id
+    has_list = captured.has_list(relation_id, commands.place) if copied is None else not copied.is_whole
+    if before is not None and before[1] and has_list:
         before = told = before[0], False  # a publication's list may have all columns that there were: it gets no new one
     if before is None or before[1]:
         return before

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from sys import intern
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -120,6 +120,8 @@ class Descriptions:
         """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
         self._publications: list[Place] = []
         """Where publications may have got other columns."""
+        self._lists: dict[_Key, list[tuple[Place, frozenset[int]]]] = {}
+        """For each publication that messages tell of, by its OID: from a place on, the tables that have a list of columns there."""
         self.servers = Servers()
         """Whose OIDs and numbers those at a place are."""
         self.is_off = False
@@ -203,6 +205,8 @@ class Descriptions:
             self._ends.append(place)
         if said.is_of_publication:
             self._publications.append(place)
+        for number, listed in said.lists.items():
+            self._lists.setdefault(self._key(number, place), []).append((place, listed))
         return doubtful
 
     def _is_over(self, said: _Said, place: Place) -> bool:
@@ -289,6 +293,12 @@ class Descriptions:
     def keeps_lists(self, start: Place, until: Place) -> bool:
         """Tell whether no publication has got another list of columns between two places, as far as the messages tell."""
         return not _any_between(self._publications, start, until) and self.covers(start, until)
+
+    def has_list(self, relation_id: int, place: Place) -> bool:
+        """Tell whether a publication has a list of the table's columns at ``place``, as far as the messages tell."""
+        server = self.servers.number(place)
+        told = [known[: bisect_right(known, place, key=itemgetter(0))] for (of, _), known in self._lists.items() if of == server]
+        return any(relation_id in known[-1][1] for known in told if known)
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""

@@ -110,6 +110,8 @@ class DdlMessage:
     """The dropped columns of each table: by the table's OID, and the column's number."""
     is_of_publication: bool = False
     """Whether the command concerns a publication, or has taken a table out of one."""
+    lists: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """For each publication that the message tells of: the OIDs of its tables that have a list of columns there."""
 
 
 def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
@@ -137,6 +139,7 @@ def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
             ),
             _dropped_columns(dropped),
             tag.endswith("PUBLICATION") or any(each["type"] == "publication relation" for each in dropped),
+            {_within(_OIDS, each["oid"]): _listed(each) for each in value.get("publications", ())},
         )
     except (KeyError, TypeError, AttributeError, ValueError) as ex:
         raise ValueError(_NOT_OURS) from ex
@@ -149,6 +152,10 @@ def _dropped_columns(dropped: Iterable[Mapping[str, Any]]) -> dict[int, dict[int
             numbers = found.setdefault(_within(_OIDS, each["oid"]), {})
             numbers[_within(_NUMBERS, each["number"])] = _name(each["column"])
     return found
+
+
+def _listed(publication: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(_within(_OIDS, each["oid"]) for each in publication["tables"] if each["columns"] is not None)
 
 
 def _table(value: Mapping[str, Any]) -> Table:

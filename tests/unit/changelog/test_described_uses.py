@@ -197,6 +197,28 @@ def test_a_list_that_has_all_columns_gets_no_new_one(relation: Relation | None, 
     assert found == ([((10, 2), "id a b")] if is_whole else listed)
 
 
+def publication(columns: list[int] | None, oid: int = 7) -> dict[str, Any]:
+    tables = [{"oid": 1, "schema": "public", "name": "t", "columns": columns, "has_filter": False}]
+    return {"publications": [{"oid": oid, "name": "p", "tables": tables}]}
+
+
+def test_a_list_of_a_table_that_was_not_copied() -> None:
+    """Messages about publications tell of it: that of the installation, and those of commands."""
+    listed, whole = publication([1, 2]), publication(None)
+    known = ddl(1, 0, described("id=1 a=2", key=["id"]), kind="installed", **listed)
+    assert uses({}, ADDED, known=known, relation=table("id a")) == []
+    renamed = ddl(10, 0, described("id=1 x=2 b=3'7", key=["id"]))
+    assert uses({}, renamed, known=known, relation=table("id a")) == [((10, 0), "id x")]
+    assert uses({}, ddl(7, 0, tag="ALTER PUBLICATION", **listed), ADDED, known=INSTALLED, relation=table("id a")) == []
+    # The table is in the publication without a list now, or gets one only later.
+    for message in ddl(7, 0, tag="ALTER PUBLICATION", **whole), ddl(10, 3, tag="ALTER PUBLICATION", **listed):
+        before = known if message.end_lsn == 7 else INSTALLED
+        assert uses({}, message, ADDED, known=before, relation=table("id a")) == [((10, 2), "id a b")]
+    # Another publication without a list does not bring the new column: the server refuses two lists of one table.
+    other = ddl(7, 0, tag="CREATE PUBLICATION", **publication(None, oid=8))
+    assert uses({}, other, ADDED, known=known, relation=table("id a")) == []
+
+
 def test_the_newer_one_of_stream_and_copy_counts() -> None:
     nothing, known = ddl(1, 0), table("id a b")
     added = ddl(10, 0, described("id=1 a=2 b=3 c=4", key=["id"]))
