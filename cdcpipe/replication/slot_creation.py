@@ -135,7 +135,7 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
             what = "its primary to say which transactions are running, and for these to end"
             hint = f"{_ADVICE} makes it say so; there, {hint}"
         return InitError(
-            f"replication slot {new.name!r} was not created within {new.timeout_s:g} s (--create-timeout, in poll mode"
+            f"replication slot {new.name!r} was not created within {new.timeout_s:g} s (--create-timeout, in poll mode also"
             f" --poll-duration): the server waits for {what}",
             hint=hint,
         )

@@ -85,14 +85,14 @@ def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
     """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
 
     If it creates a slot, the stream of ``config`` has to be able to start from it. The duration then also limits the wait for
-    running transactions.
+    running transactions: the shorter of the duration and the configuration's limit counts.
     """
     slot = config.slot
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
     with connected(slot.parameters, within_s=within_s) as connection, initialising():
         if slot.create:
             if poll.duration_s is not None:
-                slot = replace(slot, create_timeout_s=max(poll.duration_s, 0.1))
+                slot = replace(slot, create_timeout_s=min(slot.create_timeout_s or NO_LIMIT, max(poll.duration_s, 0.1)))
             publications = asked_publications(config)
             find_or_create_slot(connection, slot, publications, check=lambda _: check_new_slot(config, publications))
         wait_until_free(connection, slot.slot, poll)

@@ -33,7 +33,7 @@ _LEFT_OUT: Final = ("leave --expect-lsn out",)
 """What is in hints that are left out: the launcher compares slot and log anew, and its own error says what to do."""
 
 _PARTS: Final = {
-    " (--create-timeout, in poll mode --poll-duration)": "",
+    " (--create-timeout, in poll mode also --poll-duration)": "",
     " (--expect-lsn)": "",
     ", or wait for it: --poll-mode, --standby": "",
     "or wait for the promotion: --poll-mode, --standby": "or start again after the promotion",

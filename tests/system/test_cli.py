@@ -497,7 +497,7 @@ def test_the_sessions_limits_of_time_are_lifted(on: PublishedDatabase, export: b
             assert cli.quit() == 0, cli.stderr
 
 
-@pytest.mark.parametrize("mode", [["--create-timeout", "1"], ["-L", "-u", "1"]])
+@pytest.mark.parametrize("mode", [["--create-timeout", "1"], ["-L", "-u", "1"], ["-L", "-u", "60", "--create-timeout", "1"]])
 def test_creation_that_waits_for_a_transaction_gives_up(on: PublishedDatabase, mode: list[str]) -> None:
     name = f"new_{on.database.name}"
     with on.database.connect() as other:
@@ -507,7 +507,7 @@ def test_creation_that_waits_for_a_transaction_gives_up(on: PublishedDatabase, m
         other.execute("rollback")
     assert code == 2
     assert "running transactions" in err
-    assert "within 1 s (--create-timeout, in poll mode --poll-duration)" in err
+    assert "within 1 s (--create-timeout, in poll mode also --poll-duration)" in err
     assert on.value("select count(*) from pg_replication_slots where slot_name = %s", name) == 0
 
 
