@@ -202,7 +202,7 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             "this Spark session has no Delta Lake",
             hint=f"start it with spark.sql.extensions={DELTA_EXTENSION} and "
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
-            "let spark_sink.session.build() make it, or use the format parquet",
+            "let spark_sink.build_session() make it, or use the format parquet",
         )
 
 

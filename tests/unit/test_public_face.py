@@ -36,6 +36,13 @@ def test_the_page_has_what_is_public_and_nothing_else() -> None:
     assert not re.findall(r"^(?:from|import) spark_sink\.", pages, re.MULTILINE)
 
 
+def test_a_hint_names_only_what_programs_may_use() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "spark_sink").rglob("*.py"))
+    named = set(re.findall(r"^ *f?\".*?\bspark_sink\.([\w.]+)\(", code, re.MULTILINE))
+    assert named
+    assert named <= set(spark_sink.__all__)
+
+
 @pytest.mark.parametrize("config", [LauncherConfig, RunConfig])
 def test_every_field_of_a_configuration_is_on_the_page(config: type) -> None:
     of_tests = {"command", "hook"}
