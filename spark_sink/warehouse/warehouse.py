@@ -3,8 +3,12 @@
     _cdcpipe/warehouse.json        the source (server, database, slot), the table format, --types, the position
     _cdcpipe/names.json            the names of tables that were renamed (schema/names.py)
     _cdcpipe/tables/NAME.json      a table's versions: its keys, each with the first change to which it applies
-    _cdcpipe/snapshot.json         whether the initial snapshot has begun, or is complete (initial_copy.py)
-    _cdcpipe/snapshot.lock         held by who copies tables (snapshot/tables.py)
+    _cdcpipe/snapshot.json         whether the initial snapshot has begun, or is complete (warehouse/initial_copy.py)
+    _cdcpipe/snapshot.lock         the lock of what copies tables (snapshot/tables.py)
+    _cdcpipe/snapshot/             files of the initial snapshot that are not part of a table yet (snapshot/copy.py)
+    _cdcpipe/snapshot_tables/      the same of copies of single tables (snapshot/tables.py)
+    _cdcpipe/snapshot_gap/         the same of copies after a gap (snapshot/gap.py)
+    _cdcpipe/*_export/             the snapshot that the server holds for one of these (snapshot/exported.py)
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed (landed_snapshots.py)
     _cdcpipe/masks.json            the masked columns, and the masks before (warehouse/mask_settings.py)
     _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
@@ -25,7 +29,7 @@
     changelog/_cdc_schema_history/ every version of a table's schema once (changelog/history.py)
     changelog/_cdc_ddl/            every message of captured DDL once (changelog/ddl_log.py)
     replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, with Parquet a view)
-    history/NAME/                  the stored history, with --history table (replica/history_table.py)
+    history/NAME/                  every version of the rows (replica/history_table.py; only with ``--history table``)
 
 If the warehouse is in an object store, locks and checkpoint are in the staging directory (`Warehouse.local_root`), and the
 warehouse has a file _cdcpipe/store_check (files/places.py).
