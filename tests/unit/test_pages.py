@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink.spark import session
+from spark_sink.warehouse import warehouse
 from support.pages import ALONE, BLOCK, CHAIN, PAGES
 from support.paths import ROOT
 
@@ -50,6 +52,23 @@ def test_the_overview_lists_every_page() -> None:
     listed = {(ROOT / "docs" / path).resolve() for path, _ in LINK.findall(PAGES["docs/README.md"])}
     pages = {ROOT / page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/decisions/0")}
     assert pages - listed == {ROOT / "docs/README.md"}
+
+
+def files_of_a_warehouse(text: str) -> set[str]:
+    found = re.findall(r"(?<![\w/])(?:_cdcpipe|changelog|replica|history)/[\w.*/]*", text)
+    return {path for path in found if not path.endswith((".py", "."))}
+
+
+def test_the_architecture_lists_the_files_of_a_warehouse() -> None:
+    section = PAGES["docs/architecture.md"].partition("\n### Files of a warehouse\n")[2].partition("\n## ")[0]
+    table = "\n".join(row.split(" | ")[0] for row in section.splitlines() if row.startswith("| `"))
+    assert files_of_a_warehouse(table) == files_of_a_warehouse(warehouse.__doc__ or "")
+
+
+def test_the_settings_of_a_session_with_delta_are_those_of_the_code() -> None:
+    page = PAGES["docs/spark/tables.md"].partition("\n## A session of your own\n")[2]
+    for setting in (session.DELTA_PACKAGES, session.DELTA_EXTENSION, session.DELTA_CATALOG):
+        assert setting in page
 
 
 def test_every_decision_has_a_number_of_its_own() -> None:
