@@ -10,7 +10,7 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from support.cli_process import CLI, run_cli
-from support.published_database import PublishedDatabase
+from support.published_database import PublishedDatabase, insert
 
 
 @pytest.fixture
@@ -114,3 +114,27 @@ def test_a_transaction_that_cannot_be_rendered_is_not_confirmed(pg18: postgres.C
         assert b'"local"' in written
         assert b"from afar" not in written
         assert on.confirmed() < LSN.parse(str(failed))
+
+
+def test_a_consumer_moves_to_a_pgoutput_slot(on15: PublishedDatabase) -> None:
+    """As docs/cdcpipe.md says (Move a script or a slot): no change is lost, and none comes twice."""
+    dsn, old, new = on15.database.dsn, on15.slot + "_w", f"new_{on15.database.name}"
+    on15.make_slot("wal2json", "_w")
+    taken: list[int] = []
+
+    def take(*args: str) -> None:
+        code, out, err = run_cli("-d", dsn, *args, "-J", "-N", "-A")
+        assert code == 0, err
+        records = [json.loads(line) for line in out.decode().splitlines() if line.startswith('{"action":"I"')]
+        taken.extend(record["columns"][0]["value"] for record in records)
+
+    insert(on15, 1, 2)
+    prepared = json.loads(run_cli("prepare", "-d", dsn, "-S", new, "--publication", "p", "-c")[1])
+    insert(on15, 3)  # in both slots: the old one goes beyond the end by one transaction
+    take("-S", old, "--endpos", prepared["slot"]["confirmed_flush_lsn"])
+    assert taken == [1, 2, 3]
+    start = json.loads(run_cli("slot", "-d", dsn, "-S", old)[1])["confirmed_flush_lsn"]
+    insert(on15, 4)
+    take("-S", new, "--publication", "p", "--startpos", start, "--endpos", str(on15.value("select pg_current_wal_lsn()")))
+    assert taken == [1, 2, 3, 4]
+    on15.connection.execute("select pg_drop_replication_slot(%s)", (new,))
