@@ -71,9 +71,8 @@ class LandMetrics:
         recorded = account.read(self._launcher.config.staging)
         sealed = self._launcher.progress.position
         recorded = recorded.of_log(0 if sealed is None else sealed.lsn)
-        known = ladder.Known(recorded.lsn, recorded.time) if recorded.lsn else None
         found, reached = [], {}
-        for rung in ladder.build(report, sealed, tables, CommitTimes([]), time.time(), known):
+        for rung in ladder.build(report, sealed, tables, CommitTimes([]), time.time(), recorded):
             if rung.position is None:
                 continue
             found.append(POSITION.reading(LSN.parse(rung.position.rpartition(":")[2]), rung.name))

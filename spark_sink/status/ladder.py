@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from spark_sink.client.slot_monitor import SlotReport
+    from spark_sink.staging.account import Account
     from spark_sink.staging.log import Position
 
-__all__ = ["Known", "Rung", "build"]
+__all__ = ["Rung", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +48,19 @@ class Rung:
     at_most: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The LSN beyond the log's end up to which the log is complete, and the time when this was recorded (seconds since 1970)."""
-
-    lsn: int
-    at: float
-
-
 def build(
     report: SlotReport | None,
     sealed: Position | None,
     tables: Iterable[tuple[str, Position | None]],
     times: CommitTimes,
     now: float,
-    known: Known | None = None,
+    known: Account,
     *,
     keeps_account: bool = True,
 ) -> list[Rung]:
     """Return the rungs from the top down. ``tables`` are the lowest rungs. Without a ``report`` the top is the staging log.
 
-    ``keeps_account`` is that of the log's last epoch.
+    ``known`` is what the account says of this log (`Account.of_log`). ``keeps_account`` is that of the log's last epoch.
     """
     rungs: list[Rung] = []
     received_lsn, top = 0, sealed.lsn if sealed is not None else 0
@@ -75,7 +68,7 @@ def build(
         # An idle slot confirms the end of the server's WAL, so what is known of the log beyond its end counts as received. What the
         # slot says counts only for an older version, which kept no account: another program may have moved the slot.
         confirmed_lsn = 0 if keeps_account else report.confirmed_flush_lsn or 0
-        received_lsn, top = max(confirmed_lsn, known.lsn if known else 0), report.wal_lsn
+        received_lsn, top = max(confirmed_lsn, known.lsn), report.wal_lsn
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
             rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
     if sealed is None:
@@ -92,13 +85,13 @@ def build(
     return rungs
 
 
-def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitTimes, now: float, known: Known | None) -> Rung:
+def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitTimes, now: float, known: Account) -> Rung:
     commit_time = times.newest(lsn)
     if counted >= top:
         return Rung(name, text, commit_time, 0, 0.0)
     missing = times.oldest_after(lsn)
     since = commit_time if missing is None else missing
-    if missing is None and known is not None and counted >= known.lsn:
-        since = max(since or 0.0, known.at)
+    if missing is None and known.lsn and counted >= known.lsn:
+        since = max(since or 0.0, known.time)
     seconds = None if since is None else max(0.0, now - since)
     return Rung(name, text, commit_time, top - counted, seconds, at_most=missing is None and since is not None)

@@ -3,6 +3,7 @@
 import pytest
 
 from spark_sink.client.slot_monitor import SlotReport
+from spark_sink.staging.account import Account
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.log import Position
 from spark_sink.status import ladder
@@ -47,23 +48,22 @@ NOW = 50.0
 def test_ladder_in_bytes(
     server: SlotReport | None, known: int, tables: tuple[int | None, ...], expected: tuple[int | None, ...]
 ) -> None:
-    recorded = ladder.Known(known, NOW) if known else None
     positions = [None if lsn is None else Position(1, lsn) for lsn in tables]
     lowest = zip(("changelog", "replica"), positions, strict=True)
-    rungs = ladder.build(server, Position(1, 300), lowest, TIMES, NOW, recorded)
+    rungs = ladder.build(server, Position(1, 300), lowest, TIMES, NOW, Account(known, NOW))
     assert tuple(rung.behind_bytes for rung in rungs) == expected
     assert [rung.name for rung in rungs] == ["server", "sent", "confirmed", "sealed", "changelog", "replica"][-len(expected) :]
 
 
 def test_the_slot_tells_what_a_log_without_an_account_has() -> None:
     for keeps_account, behind in ((True, 600), (False, 0)):
-        rung = ladder.build(report(900, None, 900), Position(1, 300), [], TIMES, NOW, keeps_account=keeps_account)[-1]
+        rung = ladder.build(report(900, None, 900), Position(1, 300), [], TIMES, NOW, Account(), keeps_account=keeps_account)[-1]
         assert (rung.name, rung.behind_bytes) == ("sealed", behind)
 
 
 def test_ladder_in_seconds() -> None:
     def seconds(server: SlotReport | None, changelog: int) -> dict[str, tuple[float | None, bool]]:
-        rungs = ladder.build(server, Position(1, 300), [("changelog", Position(1, changelog))], TIMES, NOW)
+        rungs = ladder.build(server, Position(1, 300), [("changelog", Position(1, changelog))], TIMES, NOW, Account())
         return {rung.name: (rung.behind_seconds, rung.at_most) for rung in rungs}
 
     # The oldest transaction that it lacks committed at 20, however long before that the one before it was.
@@ -71,6 +71,6 @@ def test_ladder_in_seconds() -> None:
     # What the log lacks is not known, but the newest that it has committed at 30.
     assert seconds(report(900, 900, 300), 300)["sealed"] == (20.0, True)
     # It has everything up to where the server was at 45, whenever the newest commit was.
-    rung = ladder.build(report(900, 900, 300), Position(1, 300), [], TIMES, NOW, ladder.Known(600, 45.0))[-1]
+    rung = ladder.build(report(900, 900, 300), Position(1, 300), [], TIMES, NOW, Account(600, 45.0))[-1]
     assert (rung.behind_bytes, rung.behind_seconds, rung.at_most) == (300, 5.0, True)
-    assert ladder.build(report(9), None, [], TIMES, NOW)[0].behind_bytes == 0
+    assert ladder.build(report(9), None, [], TIMES, NOW, Account())[0].behind_bytes == 0
