@@ -73,9 +73,14 @@ class Alert:
         return max((state for state, _ in self.found), key=_SEVERITY.index, default=State.OK)
 
     @property
+    def worst_first(self) -> list[tuple[State, str]]:
+        """The findings, the worst first."""
+        return sorted(self.found, key=lambda each: _SEVERITY.index(each[0]), reverse=True)
+
+    @property
     def line(self) -> str:
-        """The line that a plugin prints, the worst finding first. ``|`` is replaced in texts, because it starts the numbers."""
-        words = "; ".join(words for _, words in sorted(self.found, key=lambda each: -_SEVERITY.index(each[0])))
+        """The line that a plugin prints. ``|`` is replaced in texts, because it starts the numbers."""
+        words = "; ".join(words for _, words in self.worst_first)
         numbers = f" | {' '.join(self.numbers)}" if self.numbers else ""
         return f"CDCPIPE {self.state.name}: {printable(' '.join(words.replace('|', '/').split()))}{numbers}"
 

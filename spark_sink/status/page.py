@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cdcpipe.units import counted, format_duration, format_size
 from spark_sink.staging.lock import owner_text
 from spark_sink.status.check import Limits, State, judge
-from spark_sink.status.text import name_of
+from spark_sink.status.text import name_of, number, written_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,7 +104,7 @@ def _section(title: str, content: str) -> str:
 def _state(found: Mapping[str, Any]) -> str:
     """Return what `status --check` finds without limits, the worst first."""
     alert = judge(found, Limits())
-    findings = [words for state, words in alert.found if state is not State.OK] or [words for _, words in alert.found]
+    findings = [words for state, words in alert.worst_first if state is not State.OK] or [words for _, words in alert.found]
     return f'<div class="state {alert.state.name}">{"".join(f"<p>{escape(words)}</p>" for words in findings)}</div>'
 
 
@@ -185,25 +185,19 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         changelog, replica = row["changelog"] or {}, row["replica"] or {}
-        name = escape(name_of(row))
         size = format_size(changelog.get("size", 0) or 0), format_size(replica.get("size", 0) or 0)
-        written = max(changelog.get("written") or "", replica.get("written") or "")
         cells.append(
             (
-                name,
-                _number(changelog),
+                escape(name_of(row)),
+                number(changelog.get("rows")),
                 size[0],
-                _number(replica),
+                number(replica.get("rows")),
                 size[1] if replica else "-",
                 replica.get("position", "-"),
-                written,
+                written_of(row),
             )
         )
     return _table(("table", "changes", "size", "rows", "size", "replica", "written"), cells)
-
-
-def _number(facts: Mapping[str, Any]) -> str:
-    return "-" if facts.get("rows") is None else f"{facts['rows']:,}"
 
 
 def _places(found: Mapping[str, Any]) -> str:

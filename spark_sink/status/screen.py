@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.printable import printable
 from spark_sink.status.check import Limits, State, judge
-from spark_sink.status.text import LADDER_ALIGNMENT, LADDER_HEAD, aligned, ladder_row, name_of, number
+from spark_sink.status.text import LADDER_ALIGNMENT, LADDER_HEAD, aligned, ladder_row, name_of, number, written_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,8 +101,7 @@ def _head(found: Mapping[str, Any], columns: int) -> str:
 
 def _alerts(found: Mapping[str, Any], columns: int) -> list[_Line]:
     """Return what `status --check` finds without limits, the worst first, and the last error: at most two lines each."""
-    findings = [(state, words) for state, words in judge(found, Limits()).found if state is not State.OK]
-    findings.sort(key=lambda finding: finding[0] is not State.CRITICAL)
+    findings = [(state, words) for state, words in judge(found, Limits()).worst_first if state is not State.OK]
     error = found["last_error"]
     if error is not None and not any(error["message"] in words for _, words in findings):
         findings.append((State.WARNING, f"last error: {error['message']}"))
@@ -136,15 +135,11 @@ class _Column(NamedTuple):
 def _tables(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     """Return the head and a line for each table: its name, and as many columns as there is room for, from the right."""
     changelogs, replicas = [row["changelog"] or {} for row in rows], [row["replica"] or {} for row in rows]
-    written = [
-        max(changelog.get("written") or "", replica.get("written") or "")[:19].replace("T", " ") or "-"
-        for changelog, replica in zip(changelogs, replicas, strict=True)
-    ]
     others = [
         _Column("changes", ">", [number(each.get("rows")) for each in changelogs]),
         _Column("rows", ">", [number(each.get("rows")) for each in replicas]),
         _Column("replica", "<", [each.get("position", "-") for each in replicas]),
-        _Column("written", "<", written),
+        _Column("written", "<", [written_of(row)[:19].replace("T", " ") or "-" for row in rows]),
         _Column("changelog", "<", [each.get("position", "-") for each in changelogs]),
     ]
     names = [*map(name_of, rows)]

@@ -13,7 +13,7 @@ from spark_sink.status.check import moved_slot
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["LADDER_ALIGNMENT", "LADDER_HEAD", "aligned", "ladder_row", "name_of", "number", "render_text"]
+__all__ = ["LADDER_ALIGNMENT", "LADDER_HEAD", "aligned", "ladder_row", "name_of", "number", "render_text", "written_of"]
 
 LADDER_HEAD: Final = ("ladder", "position", "behind", "seconds", "newest commit")
 LADDER_ALIGNMENT: Final = "<<>><"
@@ -23,6 +23,11 @@ def name_of(row: Mapping[str, Any]) -> str:
     """Return a table's name, and why it gets no changes, if it gets none."""
     why = " (dropped)" if row["dropped"] else " (not published)" if row["published"] is False else ""
     return f"{row['table']}{why}"
+
+
+def written_of(row: Mapping[str, Any]) -> str:
+    """Return when the table's changelog or replica was last written; empty if this is not known."""
+    return max((row[kind] or {}).get("written") or "" for kind in ("changelog", "replica"))
 
 
 def render_text(found: Mapping[str, Any]) -> str:
@@ -121,7 +126,7 @@ def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         number(replica.get("rows")),
         number(replica.get("files")),
         replica.get("position", "-"),
-        max(changelog.get("written") or "", replica.get("written") or "") or "-",
+        written_of(row) or "-",
     )
 
 

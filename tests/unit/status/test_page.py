@@ -82,6 +82,9 @@ def test_what_needs_attention_is_first(found: dict[str, Any]) -> None:
     texts = Page(render(found | {"waiting": waiting}, [])).texts
     assert any('public."<t>": it was renamed' in each for each in texts)
     assert 'class="state UNKNOWN"' in render(found | {"server_error": "gone"}, [])
+    texts = Page(render(found | {"server_error": "gone", "last_error": error}, [])).texts
+    no_room, gone = (next(i for i, each in enumerate(texts) if words in each) for words in ("& room", "gone"))
+    assert no_room < gone
 
 
 def test_a_log_that_has_not_begun(tmp_path: Path, commands: ForkedCommands) -> None:
