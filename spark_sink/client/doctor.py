@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.doctor.findings import Finding, parse
-from cdcpipe.errors import CdcpipeError
 from spark_sink.client.failure import error_of
-from spark_sink.client.process import COMMAND, ask
+from spark_sink.client.process import COMMAND, ask, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +25,6 @@ def ask_doctor(
     answer = ask(["doctor", *arguments, "--json"], command=command, is_stopping=is_stopping)
     if not answer.output:
         raise error_of(answer.failure)
-    try:
+    with reading("doctor"):
         found = json.loads(answer.output)
         return parse(found), found["server"] or {}
-    except (ValueError, KeyError, TypeError) as ex:
-        msg = f"cannot read what 'cdcpipe doctor' printed: {ex!r}"
-        raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex

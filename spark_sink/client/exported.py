@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
 from spark_sink.client.failure import error_of
+from spark_sink.client.keyless import table_name
 from spark_sink.client.prepare import Prepared, SlotConfig, creation_arguments, look_up, prepare_arguments
-from spark_sink.client.process import ANSWER_S, Child, is_report, unanswered
+from spark_sink.client.process import ANSWER_S, Child, is_report, reading, unanswered
 from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
 
@@ -84,14 +85,11 @@ class ExportedSnapshot:
         try:
             found = self._take_over(is_stopping) or self._export(is_stopping)
             self.prepared = Prepared.of(found)
-            try:
+            with reading("prepare --export-snapshot"):
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])
                 self.is_slot_new = bool(found["slot_created"])
                 self.connection = {str(name): str(value) for name, value in found["connection"].items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as ex:
-                msg = f"cannot read what 'cdcpipe prepare --export-snapshot' printed: {ex!r}"
-                raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
         except BaseException:
             self._end(is_done=not self.is_left_over)
             raise
@@ -128,7 +126,7 @@ class ExportedSnapshot:
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return the facts that have to be the same before another process may continue with a snapshot."""
-        tables = [each for each in prepared.tables if not self._tables or f"{each['schema']}.{each['name']}" in self._tables]
+        tables = [each for each in prepared.tables if not self._tables or table_name(each) in self._tables]
         return [prepared.system_id, prepared.timeline, prepared.database, tables]
 
     # --- take a new snapshot ---
@@ -157,8 +155,8 @@ class ExportedSnapshot:
         except BaseException:
             self._child.end()  # by a signal: the subprocess does not read its stdin yet
             raise
-        Prepared.parse(text)
-        found: dict[str, Any] = json.loads(text)
+        with reading("prepare"):
+            found: dict[str, Any] = json.loads(text)
         write_json(self._text_path, found | {_PURPOSE: self._purpose()})
         return found
 

@@ -12,7 +12,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import error_of
-from spark_sink.client.process import Answer, ask
+from spark_sink.client.process import Answer, ask, reading
 
 if TYPE_CHECKING:
     import threading
@@ -27,7 +27,6 @@ __all__ = [
     "SlotConfig",
     "ask_published",
     "creation_arguments",
-    "failover_arguments",
     "later_arguments",
     "look_up",
     "prepare_arguments",
@@ -99,15 +98,13 @@ class Prepared:
     @classmethod
     def parse(cls, text: bytes) -> Prepared:
         """Read the JSON object that the command prints."""
-        try:
+        with reading("prepare"):
             return cls.of(json.loads(text))
-        except ValueError as ex:
-            raise _unreadable(ex) from ex
 
     @classmethod
     def of(cls, value: Any) -> Prepared:
         """Read the same object, already parsed."""
-        try:
+        with reading("prepare"):
             return cls(
                 server_version=int(value["server_version"]),
                 system_id=str(value["system_id"]),
@@ -122,13 +119,6 @@ class Prepared:
                     (int(each["timeline"]), LSN.parse(each["end_lsn"])) for each in value.get("timeline_history", ())
                 ),
             )
-        except (ValueError, KeyError, TypeError) as ex:
-            raise _unreadable(ex) from ex
-
-
-def _unreadable(ex: Exception) -> CdcpipeError:
-    msg = f"cannot read what 'cdcpipe prepare' printed: {ex!r}"
-    return CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?")
 
 
 def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
@@ -206,14 +196,13 @@ def prepare_arguments(config: SlotConfig) -> list[str]:
 
 def creation_arguments(config: SlotConfig) -> list[str]:
     """Return the options of ``cdcpipe prepare`` that create the slot and its publications."""
-    return ["-c", *config.new_publication.arguments, *failover_arguments(config)]
+    return ["-c", *later_arguments(config)]
 
 
 def later_arguments(config: SlotConfig) -> list[str]:
-    """Return the options of ``cdcpipe prepare`` for a slot that exists. It says how the publications differ from the options."""
-    return [*config.new_publication.arguments, *failover_arguments(config)]
+    """Return the options of ``cdcpipe prepare`` for a slot that exists. It says how the publications differ from the options.
 
-
-def failover_arguments(config: SlotConfig) -> list[str]:
-    """Return the option for copies of the slot on standbys. ``yes`` also changes a slot that exists."""
-    return [] if config.failover is None else ["--failover", "yes" if config.failover else "no"]
+    ``--failover yes`` also changes a slot that exists.
+    """
+    failover = [] if config.failover is None else ["--failover", "yes" if config.failover else "no"]
+    return [*config.new_publication.arguments, *failover]

@@ -21,19 +21,21 @@ import sys
 import tempfile
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.threads import Worker
 from spark_sink.client import guard
 from spark_sink.client.failure import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["ANSWER_S", "COMMAND", "Answer", "Child", "ask", "is_report", "unanswered"]
+__all__ = ["ANSWER_S", "COMMAND", "Answer", "Child", "ask", "is_report", "reading", "unanswered"]
 
 COMMAND = (sys.executable, "-P", "-m", "cli")
 
@@ -314,6 +316,16 @@ def ask(
 def unanswered(name: str, timeout_s: float) -> Failure:
     """Return the failure of a subcommand that did not answer within ``timeout_s``: a lost connection."""
     return Failure(ExitCode.PG_CLOSED, f"'cdcpipe {name}' has not answered for {timeout_s:.0f} s", "can the server be reached?")
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn an error in reading what a subcommand has printed into CdcpipeError. The body of ``with`` reads it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as ex:
+        msg = f"cannot read what 'cdcpipe {name}' printed: {ex!r}"
+        raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
 
 
 def _lines(said: bytes) -> list[str]:

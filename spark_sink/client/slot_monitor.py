@@ -26,7 +26,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.retry import RetryPolicy
 from cdcpipe.threads import Worker
 from spark_sink.client.failure import error_of
-from spark_sink.client.process import COMMAND, Child, unanswered
+from spark_sink.client.process import COMMAND, Child, reading, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class SlotReport:
     @classmethod
     def parse(cls, line: bytes) -> SlotReport:
         """Read a line; raise CdcpipeError if it is not a report."""
-        try:
+        with reading("slot"):
             found = json.loads(line)
             sent, confirmed = found["sent_lsn"], found["confirmed_flush_lsn"]
             return cls(
@@ -65,9 +65,6 @@ class SlotReport:
                 None if sent is None else LSN.parse(sent),
                 None if confirmed is None else LSN.parse(confirmed),
             )
-        except (ValueError, KeyError, TypeError) as ex:
-            msg = f"cannot read what 'cdcpipe slot' printed: {ex!r}"
-            raise CdcpipeError(msg, hint="are cdcpipe and cdcpipe-spark of the same version?") from ex
 
 
 class Lag(NamedTuple):

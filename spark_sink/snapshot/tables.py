@@ -17,6 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from cdcpipe.errors import InvalidArgumentsError
+from spark_sink.client.keyless import table_name
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
@@ -64,7 +65,7 @@ class TableSnapshot(Snapshot):
             )
         export = self._take(is_stopping)
         self._check_source("but the server has", system_id=export.prepared.system_id, database=export.prepared.database)
-        self._check_published({f"{table['schema']}.{table['name']}": table["columns"] for table in export.prepared.tables})
+        self._check_published({table_name(table): table["columns"] for table in export.prepared.tables})
 
     def _bind(self, epoch: Epoch) -> None:
         self._check_source(f"but {self.config.staging} has", system_id=epoch.system_id, database=epoch.database, slot=epoch.slot)
