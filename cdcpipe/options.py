@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from cdcpipe import logs
 from cdcpipe.exposition import parse_address
-from cdcpipe.logs import FORMATS
-from cdcpipe.publishing import KEYLESS, REFUSE
+from cdcpipe.publishing import KEYLESS, REFUSE, NewPublication
 from cdcpipe.sql import check_name
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONNECTION",
+    "CONTEXT_SETTINGS",
     "CREATE_SLOT",
     "FAILOVER",
     "LOG_FORMAT",
@@ -28,6 +29,7 @@ __all__ = [
     "Option",
     "OptionGroup",
     "check_names",
+    "take_new_publication",
     "text_mistake",
     "usage_hint",
 ]
@@ -89,6 +91,9 @@ def check_names(_context: object, _parameter: object, value: Any) -> Any:
 def _option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
+
+CONTEXT_SETTINGS: Final = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
+"""The names of the help option: ``-h`` is not among them, because it means the host, as in all of PostgreSQL's programs."""
 
 CONNECTION: Final = OptionGroup(
     "Connection",
@@ -162,7 +167,14 @@ NEW_PUBLICATION: Final = (
         " server (PostgreSQL 15); repeatable.",
     ),
 )
-"""The options that say what a publication publishes that -c has to create."""
+"""The options that say what a publication publishes that -c has to create. `take_new_publication` takes their values."""
+
+
+def take_new_publication(options: dict[str, Any]) -> NewPublication:
+    """Take the values of the options `NEW_PUBLICATION` out of ``options``. Raises InvalidArgumentsError."""
+    names = ("tables", "exclude_tables", "keyless", "via_root", "exclude_columns")
+    return NewPublication.of(**{name: options.pop(name) for name in names})
+
 
 FAILOVER: Final = _option(
     "--failover",
@@ -182,9 +194,12 @@ METRICS: Final = _option(
 
 LOG_FORMAT: Final = _option(
     "--log-format",
-    metavar="|".join(FORMATS),
-    default=FORMATS[0],
+    metavar="|".join(logs.FORMATS),
+    default=logs.FORMATS[0],
     show_default=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda _context, _parameter, name: logs.use(name),
     help="Write each line on stderr as text, or as a JSON object with time, level, part and message.",
 )
-"""Each command line adds the type, and sets the format before it reads the other options: it counts for mistakes in these, too."""
+"""Each command line adds the type. It is read before the other options: it counts for mistakes in these, too."""

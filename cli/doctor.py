@@ -10,10 +10,10 @@ import cloup
 
 from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Level, render, report
-from cdcpipe.options import PUBLICATION
+from cdcpipe.options import PUBLICATION, take_new_publication
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import json_text
-from cdcpipe.publishing import NewPublication, with_companions
+from cdcpipe.publishing import with_companions
 from cdcpipe.subcommands.doctor import doctor
 from cli.options import (
     CONTEXT_SETTINGS,
@@ -59,16 +59,11 @@ def command(
     slot: str,
     publications: tuple[str, ...],
     create_slot: bool,
-    tables: tuple[str, ...],
-    exclude_tables: tuple[str, ...],
-    keyless: str,
-    via_root: bool,
-    exclude_columns: tuple[str, ...],
     plugin: str,
     copy: bool,
     quick: bool,
     as_json: bool,
-    **connection: Any,
+    **options: Any,
 ) -> ExitCode:
     """Find what would go wrong with a stream from a slot, now or later. Each finding is a line, with the way to mend it.
 
@@ -76,15 +71,9 @@ def command(
     connection names several hosts, it also checks the settings that a failover from the primary to a standby needs. The exit code
     is 1 if an error is found.
     """
-    new = NewPublication.of(
-        tables=tables,
-        exclude_tables=exclude_tables,
-        keyless=keyless,
-        via_root=via_root,
-        exclude_columns=exclude_columns,
-    )
+    new = take_new_publication(options)
     asked = Asked(slot, plugin, with_companions(publications, new), new, create_slot, copy)
-    found = doctor(connection_parameters_of(**connection), asked, quick=quick)
+    found = doctor(connection_parameters_of(**options), asked, quick=quick)
     if as_json:
         click.echo(json_text(report(found.findings, server=found.server), indent=1))
     else:

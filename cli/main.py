@@ -212,14 +212,7 @@ Example:
 @cloup.option_group(
     "Monitoring",
     cloup.option(*METRICS.names, **METRICS.settings),
-    cloup.option(
-        *LOG_FORMAT.names,
-        type=click.Choice(logs.FORMATS),
-        is_eager=True,
-        expose_value=False,
-        callback=lambda _ctx, _param, name: logs.use(name),
-        **LOG_FORMAT.settings,
-    ),
+    cloup.option(*LOG_FORMAT.names, type=click.Choice(logs.FORMATS), **LOG_FORMAT.settings),
 )
 @cloup.option(
     "-v", "--verbose", count=True, help="Say on stderr what is configured and what happens; -vv: each status update, too."
@@ -282,8 +275,8 @@ def run(
     _refuse_unless(write_header or not idle_positions, "--idle-positions goes with -H: without headers nobody sees an empty record")
     if not poll_mode:
         _check_fd(fd)
-    if (wal2json1 or wal2json2) and not slot_options["publications"] and slot_options["plugin"] is None:
-        slot_options |= {"plugin": "wal2json", "is_plugin_asked": False}  # pg_logical_cdc does this, too
+    if (wal2json1 or wal2json2) and not slot_options["publications"]:
+        slot_options["default_plugin"] = "wal2json"  # pg_logical_cdc does this, too
     slot = slot_config(**slot_options)
     pgoutput_options = _pgoutput_options(
         proto_version=proto_version, binary=binary, messages=messages, streaming=streaming, two_phase=two_phase, origin=origin

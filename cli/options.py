@@ -10,9 +10,18 @@ import cloup
 
 from cdcpipe.config import CREATE_TIMEOUT_S, SlotConfig
 from cdcpipe.libpq.parameters import connection_parameters
-from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, NEW_PUBLICATION, PUBLICATION, SLOT
+from cdcpipe.options import (
+    CONNECTION,
+    CONTEXT_SETTINGS,
+    CREATE_SLOT,
+    FAILOVER,
+    NEW_PUBLICATION,
+    PUBLICATION,
+    SLOT,
+    take_new_publication,
+)
 from cdcpipe.pgoutput.transactions import SPILL_THRESHOLD
-from cdcpipe.publishing import NewPublication, with_companions
+from cdcpipe.publishing import with_companions
 from cdcpipe.units import parse_seconds, parse_size
 
 __all__ = [
@@ -33,9 +42,6 @@ __all__ = [
 ]
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
-"""The names of the help option: ``-h`` is not among them, because it means the host, as in all of PostgreSQL's programs."""
 
 
 class CommandGroup(cloup.Group):
@@ -64,7 +70,6 @@ connection_options = cloup.option_group(
 )
 
 new_publication_options = tuple(cloup.option(*option.names, **option.settings) for option in NEW_PUBLICATION)
-"""The options for a publication that has to be created. `NewPublication.of` takes their values."""
 
 slot_option = cloup.option(*SLOT.names, required=True, **SLOT.settings)
 
@@ -188,37 +193,24 @@ def slot_config(
     slot: str | None,
     create_slot: bool,
     plugin: str | None,
-    is_plugin_asked: bool | None = None,
+    default_plugin: str = "pgoutput",
     create_timeout: float | None,
     failover: str | None,
     publications: Sequence[str],
-    tables: Sequence[str],
-    exclude_tables: Sequence[str],
-    keyless: str,
-    via_root: bool,
-    exclude_columns: Sequence[str],
-    **connection: Any,
+    **options: Any,
 ) -> SlotConfig:
     """Build the slot's configuration from ``slot_options`` and ``connection_options``."""
     if not slot:
         raise click.UsageError("--slot NAME has to be given")
     if create_timeout is not None and not create_slot:
         raise click.UsageError("--create-timeout goes with -c: otherwise no slot is made")
-    if is_plugin_asked is None:
-        is_plugin_asked = plugin is not None
-    new = NewPublication.of(
-        tables=tables,
-        exclude_tables=exclude_tables,
-        keyless=keyless,
-        via_root=via_root,
-        exclude_columns=exclude_columns,
-    )
+    new = take_new_publication(options)
     return SlotConfig(
-        parameters=connection_parameters_of(**connection),
+        parameters=connection_parameters_of(**options),
         slot=slot,
         create=create_slot,
-        plugin=plugin or "pgoutput",
-        is_plugin_asked=is_plugin_asked,
+        plugin=plugin or default_plugin,
+        is_plugin_asked=plugin is not None,
         publications=with_companions(publications, new),
         new_publication=new,
         create_timeout_s=CREATE_TIMEOUT_S if create_timeout is None else create_timeout or None,

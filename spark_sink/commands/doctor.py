@@ -11,9 +11,8 @@ import click
 import cloup
 
 from cdcpipe.doctor.findings import Level, render, report
-from cdcpipe.options import PUBLICATION, SLOT
+from cdcpipe.options import PUBLICATION, SLOT, take_new_publication
 from cdcpipe.printable import json_text
-from cdcpipe.publishing import NewPublication
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
@@ -27,6 +26,7 @@ from spark_sink.commands.parameters import DIRECTORY, PLACE
 from spark_sink.commands.signals import kept
 from spark_sink.commands.spark_options import parse_settings, session_options
 from spark_sink.doctor.pipeline_doctor import Plan, examine
+from spark_sink.warehouse.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,7 +58,7 @@ Example:
     cloup.option(
         "--format",
         "table_format",
-        type=click.Choice(["delta", "parquet"]),
+        type=click.Choice(list(FORMATS)),
         default="delta",
         show_default=True,
         help="Check what tables in this format need.",
@@ -95,11 +95,6 @@ def command(
     slot: str,
     publications: tuple[str, ...],
     create_slot: bool,
-    tables: tuple[str, ...],
-    exclude_tables: tuple[str, ...],
-    keyless: str,
-    via_root: bool,
-    exclude_columns: tuple[str, ...],
     staging: Path,
     warehouse: Path | None,
     table_format: str,
@@ -111,7 +106,7 @@ def command(
     no_spark: bool,
     as_json: bool,
     verbose: bool,
-    **connection: Any,
+    **options: Any,
 ) -> None:
     """Find what would go wrong with a pipeline, now or later. Each finding is a line, with the way to mend it.
 
@@ -120,18 +115,13 @@ def command(
     """
     log_to_stderr(verbose=verbose)
     settings = parse_settings(confs)
+    new_publication = take_new_publication(options)
     plan = Plan(
-        connection=connection_arguments(**connection),
+        connection=connection_arguments(**options),
         slot=slot,
         publications=publications,
         staging=staging.absolute(),
-        new_publication=NewPublication.of(
-            tables=tables,
-            exclude_tables=exclude_tables,
-            keyless=keyless,
-            via_root=via_root,
-            exclude_columns=exclude_columns,
-        ),
+        new_publication=new_publication,
         create_slot=create_slot,
         snapshot=snapshot,
         warehouse=warehouse,

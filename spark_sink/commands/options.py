@@ -12,8 +12,18 @@ import click
 import cloup
 
 from cdcpipe import logs
-from cdcpipe.options import CONNECTION, CREATE_SLOT, FAILOVER, LOG_FORMAT, METRICS, NEW_PUBLICATION, PUBLICATION, SLOT
-from cdcpipe.publishing import NewPublication
+from cdcpipe.options import (
+    CONNECTION,
+    CONTEXT_SETTINGS,
+    CREATE_SLOT,
+    FAILOVER,
+    LOG_FORMAT,
+    METRICS,
+    NEW_PUBLICATION,
+    PUBLICATION,
+    SLOT,
+    take_new_publication,
+)
 from cdcpipe.system_ids import parse_system_id
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
@@ -39,10 +49,6 @@ __all__ = [
     "warehouse_options",
 ]
 
-CONTEXT_SETTINGS = {"help_option_names": ["-?", "--help"], "max_content_width": 120}
-"""``-h`` is not help but the host, as in all of PostgreSQL's programs."""
-
-
 Command: TypeAlias = Callable[..., Any]
 
 connection_options = cloup.option_group(
@@ -55,14 +61,7 @@ verbose_option = cloup.option("-v", "--verbose", is_flag=True, help="Log every s
 monitoring_options = cloup.option_group(
     "Monitoring",
     cloup.option(*METRICS.names, **METRICS.settings),
-    cloup.option(
-        *LOG_FORMAT.names,
-        type=click.Choice(logs.FORMATS),
-        is_eager=True,
-        expose_value=False,
-        callback=lambda _ctx, _param, name: logs.use(name),
-        **LOG_FORMAT.settings,
-    ),
+    cloup.option(*LOG_FORMAT.names, type=click.Choice(logs.FORMATS), **LOG_FORMAT.settings),
 )
 
 noted_staging_option = cloup.option(
@@ -105,7 +104,6 @@ def warehouse_options(*options: Callable[[Command], Command]) -> Callable[[Comma
 
 
 new_publication_options = tuple(cloup.option(*option.names, **option.settings) for option in NEW_PUBLICATION)
-"""The options for a publication that has to be created. `NewPublication.of` takes their values."""
 
 _launcher_groups = (
     connection_options,
@@ -195,19 +193,9 @@ def launcher_options(command: Command) -> Command:
 
 def launcher_config(
     *,
-    dbname: str | None,
-    host: str | None,
-    port: str | None,
-    username: str | None,
-    params: tuple[str, ...],
     slot: str,
     publications: tuple[str, ...],
     create_slot: bool,
-    tables: tuple[str, ...],
-    exclude_tables: tuple[str, ...],
-    keyless: str,
-    via_root: bool,
-    exclude_columns: tuple[str, ...],
     failover: Literal["yes", "no"] | None,
     staging: Path,
     segment_size: int,
@@ -219,6 +207,7 @@ def launcher_config(
     reconnect_s: float | None,
     accept_system_id: str | None,
     verbose: bool,
+    **options: Any,
 ) -> LauncherConfig:
     """Build the configuration from the values of `launcher_options`. The connection options are passed on to the streamer."""
     # Imported here because they need numpy, which `status` does without.
@@ -226,19 +215,14 @@ def launcher_config(
     from spark_sink.staging.filler import SealPolicy
 
     check_usable(staging, "the staging directory")
+    new_publication = take_new_publication(options)
     return LauncherConfig(
         slot=slot,
         staging=staging,
         publications=publications,
-        connection=connection_arguments(dbname=dbname, host=host, port=port, username=username, params=params),
+        connection=connection_arguments(**options),
         create_slot=create_slot,
-        new_publication=NewPublication.of(
-            tables=tables,
-            exclude_tables=exclude_tables,
-            keyless=keyless,
-            via_root=via_root,
-            exclude_columns=exclude_columns,
-        ),
+        new_publication=new_publication,
         failover=None if failover is None else failover == "yes",
         available_now=available_now,
         seal=SealPolicy(segment_bytes=segment_size, seal_interval_s=seal_interval),
