@@ -204,7 +204,7 @@ def missing_slot_error(name: str) -> SlotDoesNotExistError:
 def check_usable(connection: Connection, slot: Slot) -> None:
     """Raise InitError for a slot that can't be streamed from this connection, even if it were free.
 
-    What a standby's copy of its primary's slot is says nothing final before the promotion.
+    A standby's copy of its primary's slot is not refused for being lost: the standby makes a lost copy anew.
     """
     if slot.slot_type != "logical":
         msg = f"replication slot {slot.name!r} is a {slot.slot_type} slot, not a logical one"

@@ -53,8 +53,9 @@ def sources(
 ) -> Iterator[tuple[StructField, list[StructField]]]:
     """Yield, for each column of the server, the field for its new values, and the replica's fields with values, newest first.
 
-    A ``filled`` field whose name tells its type came in place of a dropped column. So it has the values of all rows. A field with
-    the column's own name was filled at its beginning, and other types may have come and gone since.
+    ``filled``: the fields that captured DDL has filled in old rows. Such a field with a type in its name replaced a dropped column,
+    so it alone has the values of all rows. Such a field with the column's own name may have had other types since, so older fields
+    count, too.
     """
     described = tuple(Column(0, name, type_id, modifier) for name, type_id, modifier in columns)
     relation = as_typed(Relation(None, 0, "", "", "d", described), types)
