@@ -18,7 +18,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.servers import NOTHING, Servers
-from spark_sink.schema.table import copies_until
+from spark_sink.schema.table import AFTER_ALL, copies_until
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots
@@ -143,10 +143,12 @@ def names(house: Warehouse) -> Names:
 
     Once the tables are behind lost changes, tables that were renamed there have their former names again.
     """
-    found, position = house.names(), house.source().position
+    found = house.names()
     found.servers = servers(house)
-    for naming in found.undone((0, 0) if position is None else (position.lsn + 1, -1)):
-        found.add(naming)
+    if found.servers.lost(AFTER_ALL):  # a warehouse without a gap may have no source yet
+        position = house.source().position
+        for naming in found.undone((0, 0) if position is None else (position.lsn + 1, -1)):
+            found.add(naming)
     return found
 
 

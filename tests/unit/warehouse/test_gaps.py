@@ -83,6 +83,11 @@ def test_a_gap_that_an_older_version_has_recorded_gets_the_former_server(tmp_pat
     assert [each.former_system_id for each in gaps.read(house)] == ["7"]
 
 
+def test_the_names_of_a_warehouse_that_has_no_source_yet(tmp_path: Path) -> None:
+    """As at the start of the first run."""
+    assert gaps.record_names(Warehouse(tmp_path, "delta")).namings == []
+
+
 def test_oids_and_names_that_a_server_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     house = Warehouse(tmp_path, "delta")
     house.open(EPOCH)
