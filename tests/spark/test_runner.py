@@ -11,6 +11,7 @@ import pytest
 import spark_sink
 from cdcpipe.errors import SlotDoesNotExistError
 from spark_sink.client.slot_monitor import Lag
+from spark_sink.pipeline import runner as runner_module
 from spark_sink.staging import last_error
 from support.road import KEEP
 from support.waiting import SPARK_DEADLINE_S, until
@@ -27,7 +28,7 @@ def config(database: postgres.Database, tmp_path: Path, **options: Any) -> spark
 
 
 def test_a_program_runs_what_the_command_runs(
-    spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: Any, database: postgres.Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot, then changes, in the active session, which stays active. Then a stop in the middle. Deleted rows are kept."""
     caplog.set_level("INFO", "spark_sink.doctor")
@@ -53,6 +54,7 @@ def test_a_program_runs_what_the_command_runs(
             **dict.fromkeys((4, 5, 6), ("new", False)),
         }
 
+        monkeypatch.setattr(runner_module, "_WATCH_AFTER_S", 0.0)  # the doctor's line comes below
         runner = spark_sink.Runner(config(database, tmp_path, available_now=False), spark).start()
         connection.execute("insert into t values (7, 'new')")
         until(lambda: runner.progress.tables is not None and runner.progress.tables.changes == 1, deadline_s=SPARK_DEADLINE_S)
