@@ -99,17 +99,23 @@ def rows_of(found: Any) -> list[tuple[Any, ...]]:
     return told(row.asDict() for row in found.collect())
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("merged", [(1, 2, 4), (2, 4)])
 @pytest.mark.parametrize(
     ("kind", "deletes", "is_small"),
     [(OrdinaryLater, "hard", True), (OrdinaryLater, "soft", True), (Later, "hard", False), (Later, "soft", False)],
 )
 def test_replicas(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Later], deletes: str, is_small: bool, batch: int
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Later],
+    deletes: str,
+    is_small: bool,
+    merged: tuple[int, ...],
 ) -> None:
-    """The changes come in one merge or in several, to a replica that is there before the column, or that is made later.
+    """The column comes in the second round: to a replica that is there, or within the first merge, which makes the replica.
 
-    As many merges as possible are done without Spark, or none.
+    A merge follows each of the rounds ``merged``, and takes one round or two. As many as possible are done without Spark, or none.
     """
     seed = random.randrange(10**6)
     print("seed", seed)
@@ -119,7 +125,7 @@ def test_replicas(
     start = 0
     for number, end in enumerate(past.ends, 1):
         past.append(spark, house, start, end)
-        if number % batch == 0:
+        if number in merged:
             merge.bring(spark, house, TABLE, Position(1, end))
             rows = delta.read(spark, house.replica(TABLE))
             if deletes == "soft":
