@@ -17,6 +17,7 @@ from secure_postgres import SecureCluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+from support.forked_sources import forked_sources
 from support.paths import ROOT
 from support.requirements import missing, need
 from support.segments import Log
@@ -149,5 +150,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         "spark.sql.codegen.cache.maxEntries": "10000",
     }
     made = session.build(app_name="tests", master="local[2]", format="delta", conf=conf)
-    yield made
-    made.stop()
+    with forked_sources(tmp_path_factory.mktemp("python")) as python:
+        made.sparkContext.pythonExec = str(python)  # spark.pyspark.python would turn off the home without the zip (spark/home.py)
+        yield made
+        made.stop()
