@@ -111,7 +111,7 @@ class Follower:
         ``ends`` says how far each changelog and each replica is. Also find the tables with comments: a run that was killed may have
         left them without.
         """
-        for table, comments in commented_tables(self._warehouse).items():
+        for table, comments in commented_tables(self._warehouse):
             self.comment(table, comments)
         for table in self._warehouse.tables():
             changelog, replica = (ends.get(path(table)) for path in (self._warehouse.changelog, self._warehouse.replica))

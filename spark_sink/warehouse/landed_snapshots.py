@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from spark_sink.files.places import make_directory, read_json, remove_tree, write_json
-from spark_sink.schema.table import Table
+from spark_sink.files.places import remove_tree
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import encode_name
+from spark_sink.warehouse.table_files import TableFiles
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["KILLED", "adds_rows", "record_end", "record_start", "take_back", "unfinished"]
@@ -19,25 +17,26 @@ __all__ = ["KILLED", "adds_rows", "record_end", "record_start", "take_back", "un
 KILLED: Final = "a copy of its rows was killed"
 """Why a table needs another copy after an unfinished snapshot was taken back."""
 
+_FILES: Final = TableFiles("snapshots", lambda value: (Position.parse(value["position"]), bool(value.get("adds_rows", False))))
+
 
 def record_start(house: Warehouse, table: Table, position: Position, *, adds_rows: bool = False) -> None:
     """Record the start of landing a table's snapshot. Call this before any of its rows are in the tables.
 
     With ``adds_rows`` the changelog exists, and gets at least one row with the snapshot's LSN: of an empty table a TRUNCATE.
     """
-    path = _path(house, table)
-    make_directory(path.parent)
-    write_json(path, {**table.to_json(), "position": str(position), "adds_rows": adds_rows})
+    _FILES.write(house, table, {"position": str(position), "adds_rows": adds_rows})
 
 
 def adds_rows(house: Warehouse, table: Table) -> bool:
     """Tell whether the table's unfinished snapshot adds rows to a changelog that existed before."""
-    return bool((read_json(_path(house, table)) or {}).get("adds_rows", False))
+    found = _FILES.read(house, table)
+    return found is not None and found[1]
 
 
 def record_end(house: Warehouse, table: Table) -> None:
     """Record that a snapshot is complete in changelog and replica."""
-    _path(house, table).unlink(missing_ok=True)
+    _FILES.remove(house, table)
 
 
 def take_back(house: Warehouse, table: Table) -> None:
@@ -52,10 +51,4 @@ def take_back(house: Warehouse, table: Table) -> None:
 
 def unfinished(house: Warehouse) -> list[tuple[Table, Position]]:
     """Return the tables whose snapshot may be incomplete, each with the position of the snapshot."""
-    found = [value for path in (house.root / "_cdcpipe/snapshots").glob("*.json") if (value := read_json(path)) is not None]
-    shown = house.names().shown
-    return sorted((shown(Table.from_json(value)), Position.parse(value["position"])) for value in found)
-
-
-def _path(house: Warehouse, table: Table) -> Path:
-    return house.root / "_cdcpipe/snapshots" / f"{encode_name(table)}.json"
+    return [(table, position) for table, (position, _) in _FILES.read_all(house)]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.files.places import make_directory, read_json, write_json
-from spark_sink.warehouse.warehouse import WarehouseError, encode_name
+from spark_sink.warehouse.table_files import TableFiles
+from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["PurgedError", "check", "last_lsn", "record"]
+
+_FILES: Final = TableFiles("purged", lambda value: int(LSN.parse(value["lsn"])))
 
 
 class PurgedError(WarehouseError):
@@ -23,15 +23,12 @@ class PurgedError(WarehouseError):
 
 def record(house: Warehouse, table: Table, lsn: int) -> None:
     """Record that a table's changelog may lack changes up to ``lsn``. Call this before any are removed."""
-    path = _path(house, table)
-    make_directory(path.parent)
-    write_json(path, {**table.to_json(), "lsn": format_lsn(max(lsn, last_lsn(house, table)))})
+    _FILES.write(house, table, {"lsn": format_lsn(max(lsn, last_lsn(house, table)))})
 
 
 def last_lsn(house: Warehouse, table: Table) -> int:
     """Return the LSN up to which the table's changelog may lack changes; 0 if it is complete."""
-    found = read_json(_path(house, table))
-    return 0 if found is None else int(LSN.parse(found["lsn"]))
+    return _FILES.read(house, table) or 0
 
 
 def check(house: Warehouse, table: Table, after_lsn: int) -> None:
@@ -45,7 +42,3 @@ def check(house: Warehouse, table: Table, after_lsn: int) -> None:
             f"this needs changes of {table} that were removed: its changelog was purged up to {format_lsn(lsn)}",
             hint=f"{table.copying} gives the table a new beginning",
         )
-
-
-def _path(house: Warehouse, table: Table) -> Path:
-    return house.root / "_cdcpipe/purged" / f"{encode_name(table)}.json"

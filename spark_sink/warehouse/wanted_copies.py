@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.lock import open_alone, wait_for_lock
-from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.gaps import is_copied_since
-from spark_sink.warehouse.warehouse import WarehouseError, encode_name
+from spark_sink.warehouse.table_files import TableFiles
+from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -95,6 +94,9 @@ class WantedCopy:
         )
 
 
+_FILES: Final = TableFiles("copies", WantedCopy.from_json, hint="delete it, and copy the table anew")
+
+
 def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Callable[[], float] = time.time) -> None:
     """Record that the table needs a copy from ``since_lsn`` or later. The reason has no values of rows. Durable at return.
 
@@ -103,7 +105,7 @@ def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Calla
     with _alone(house):
         if is_copied_since(house, table, since_lsn):
             return
-        found = _read(house, _path(house, table)) or WantedCopy(table, ())
+        found = _FILES.read(house, table) or WantedCopy(table, ())
         same = next((each for each in found.reasons if each.text == reason), None)
         if same is not None and same.since_lsn >= since_lsn:
             return
@@ -120,25 +122,16 @@ def _newest(reasons: list[Reason]) -> Iterable[Reason]:
 
 def waiting(house: Warehouse) -> list[WantedCopy]:
     """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet."""
-    found = (_read(house, path) for path in (house.root / "_cdcpipe/copies").glob("*.json"))
-    open_ones = [each for each in (_unsettled(house, each) for each in found if each is not None) if each.reasons]
-    if not open_ones:
-        return []
-    shown = house.names().shown
-    return sorted((replace(each, table=shown(each.table)) for each in open_ones), key=lambda each: each.table)
+    found = [_unsettled(house, replace(each, table=table)) for table, each in _FILES.read_all(house)]
+    return [each for each in found if each.reasons]
 
 
 def settle(house: Warehouse) -> None:
     """Remove the reasons that a copy has settled."""
     with _alone(house):
-        for path in (house.root / "_cdcpipe/copies").glob("*.json"):
-            found = _read(house, path)
-            if found is None:
-                continue
+        for _, found in _FILES.read_all(house):
             left = _unsettled(house, found)
-            if not left.reasons:
-                _remove(path)
-            elif left != found:
+            if left != found or not left.reasons:
                 _write(house, left)
 
 
@@ -150,13 +143,13 @@ def count_writes() -> int:
 def give_up(house: Warehouse, table: Table) -> None:
     """Remove all reasons of a table, which is not published any more."""
     with _alone(house):
-        _remove(_path(house, table))
+        _write(house, WantedCopy(table, ()))
 
 
 def record_failure(house: Warehouse, table: Table, message: str, now: float) -> None:
     """Record that a copy of the table has failed. The message has no values of rows."""
     with _alone(house):
-        found = _read(house, _path(house, table))
+        found = _FILES.read(house, table)
         if found is not None:
             count = 1 if found.failures is None else found.failures.count + 1
             _write(house, replace(found, failures=Failures(count, now, message)))
@@ -180,30 +173,11 @@ def _unsettled(house: Warehouse, found: WantedCopy) -> WantedCopy:
     return replace(found, reasons=reasons, failures=found.failures if reasons == found.reasons else None)
 
 
-def _path(house: Warehouse, table: Table) -> Path:
-    return house.root / "_cdcpipe/copies" / f"{encode_name(table)}.json"
-
-
-def _read(house: Warehouse, path: Path) -> WantedCopy | None:
-    found = read_json(path)
-    try:
-        return None if found is None else WantedCopy.from_json(found)
-    except (KeyError, TypeError, ValueError, AttributeError) as ex:
-        raise WarehouseError(f"{path} in {house.name} is damaged: {ex!r}", hint="delete it, and copy the table anew") from ex
-
-
 def _write(house: Warehouse, wanted: WantedCopy) -> None:
-    path = _path(house, wanted.table)
-    make_directory(path.parent)
-    write_json(path, wanted.to_json())
-    _count()
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _count()
-
-
-def _count() -> None:
+    """Replace the table's file. Without reasons there is none."""
     global _writes  # noqa: PLW0603 - the files are written under a lock of this module, too
+    if wanted.reasons:
+        _FILES.write(house, wanted.table, wanted.to_json())
+    else:
+        _FILES.remove(house, wanted.table)
     _writes += 1

@@ -51,8 +51,8 @@ def test_comments_of_another_server_are_those_of_another_table() -> None:
 
 def test_comments_are_recorded(tmp_path: Path) -> None:
     house, first, second = Warehouse(tmp_path, "delta"), Table("public", "T"), Table("public", "t")
-    assert (read_comments(house, first), commented_tables(house)) == (None, {})
+    assert (read_comments(house, first), commented_tables(house)) == (None, [])
     write_comments(house, first, Comments("one", {"a": "é"}))
     write_comments(house, second, Comments())
     assert read_comments(house, first) == Comments("one", {"a": "é"})
-    assert commented_tables(house) == {first: Comments("one", {"a": "é"}), second: Comments()}
+    assert commented_tables(house) == [(first, Comments("one", {"a": "é"})), (second, Comments())]

@@ -1,0 +1,48 @@
+"""Files with the JSON object of one table: those that say something of all tables name them as they are called now."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_sink.files.local import RESTORE
+from spark_sink.schema.names import Names, Naming
+from spark_sink.schema.table import Table
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import comments, dropped_tables, landed_snapshots, purged_changes, unchecked_merges
+from spark_sink.warehouse.comments import Comments
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+
+T = Table("public", "t")
+
+
+@pytest.mark.parametrize(
+    ("folder", "read"),
+    [
+        ("purged", lambda house: purged_changes.last_lsn(house, T)),
+        ("merges", unchecked_merges.unchecked),
+        ("snapshots", landed_snapshots.unfinished),
+        ("dropped", lambda house: dropped_tables.where(house, T, ())),
+        ("comments", comments.commented_tables),
+        ("comments", lambda house: comments.read_comments(house, T)),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, folder: str, read: Callable[[Warehouse], Any]) -> None:
+    path = tmp_path / "_cdcpipe" / folder / "public.t.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema": "public", "name": "t"}')
+    with pytest.raises(WarehouseError, match=r"public\.t\.json is damaged: KeyError") as caught:
+        read(Warehouse(tmp_path, "delta"))
+    assert caught.value.hint == RESTORE
+
+
+def test_tables_have_the_names_of_now(tmp_path: Path) -> None:
+    house = Warehouse(tmp_path, "delta")
+    a, b = Table("public", "a"), Table("public", "b")
+    house.write_names(Names([Naming((10, 0), 5, b, a, b)]))
+    for table in (Table("public", "z"), b):
+        comments.write_comments(house, table, Comments())
+        landed_snapshots.record_start(house, table, Position(1, 20))
+    assert [str(table) for table, _ in comments.commented_tables(house)] == ["public.a", "public.z"]
+    assert [str(table) for table, _ in landed_snapshots.unfinished(house)] == ["public.a", "public.z"]
