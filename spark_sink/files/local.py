@@ -34,6 +34,7 @@ __all__ = [
     "named",
     "open_file",
     "parse_json",
+    "private_opener",
     "read_file",
     "read_json",
     "write_json",
@@ -103,6 +104,11 @@ def check_usable(path: Path, what: str) -> None:
     else:
         problem = "not writable"
     raise InvalidArgumentsError(f"{path}: {what} can't be there: {existing} is {problem}", hint=hint)
+
+
+def private_opener(path: str, flags: int) -> int:
+    """Open a file that only this user may read, as an ``opener``. Follows no symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.threads import Worker
+from spark_sink.files.local import private_opener
 from spark_sink.files.system_hints import disk_hint_of
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.staging.log import StagingError
@@ -181,7 +182,7 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
     if _use(path):
         return
     part = path.with_name(f".{path.name}.part")
-    with open(part, "ab", opener=_private) as sink:
+    with open(part, "ab", opener=private_opener) as sink:
         fcntl.flock(sink, fcntl.LOCK_EX)
         if _use(path):  # another process fetched it while we waited
             part.unlink(missing_ok=True)
@@ -200,10 +201,6 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
                     sink.truncate(0)
             hint = disk_hint or "executors must reach the driver; spark.cdcpipe.segments.port gives it a fixed port"
             raise StagingError(msg, hint=hint) from ex
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _download(origin: Origin, name: str, sink: Any, *, is_optional: bool) -> bool:

@@ -17,7 +17,6 @@ from spark_sink.source.server import Origin, fetch
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.changes import by_relation
 from spark_sink.staging.index import RELATION, SegmentIndex, map_segment
-from spark_sink.staging.log import StagingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,8 +148,7 @@ class OpenSlice:
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         """Raise the StagingError that says that the segment is corrupt."""
-        msg = f"segment {self.path} is corrupt at byte {offset}: {problem}"
-        raise StagingError(msg, hint="restore the file from a copy of the staging directory")
+        raise segment_index.corrupt(self.path, offset, problem)
 
     def descriptions(self) -> Iterator[tuple[int, Relation]]:
         """Decode all Relation records of the segment, also those outside of the slice; yield each with its number."""

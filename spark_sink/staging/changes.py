@@ -16,7 +16,7 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Relation, Truncate
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.gap import LostChanges
-from spark_sink.staging.log import StagingError, list_segments, removed_position
+from spark_sink.staging.log import list_segments, removed_position
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,8 +93,7 @@ def message_of(segment: Segment, index: SegmentIndex, data: memoryview, record: 
     try:
         return _decode(raw)
     except ProtocolError as ex:
-        msg = f"segment {segment.path} is corrupt at byte {start}: {ex.message}"
-        raise StagingError(msg, hint="restore the file from a copy of the staging directory") from ex
+        raise segment_index.corrupt(segment.path, start, ex.message) from ex
 
 
 @lru_cache(maxsize=4096)

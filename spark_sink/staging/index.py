@@ -32,12 +32,13 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
+from spark_sink.files.local import private_opener
 from spark_sink.files.system_hints import hint_of
 from spark_sink.staging.log import SEGMENT_NAME, StagingError, anew
 from spark_sink.staging.scan import scan
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["NO_TRANSACTION", "SegmentIndex", "build", "load", "map_segment"]
+__all__ = ["NO_TRANSACTION", "SegmentIndex", "build", "corrupt", "load", "map_segment"]
 
 FORMAT: Final = b"3"
 _FORMAT_KEY, _NAME_KEY, _SIZE_KEY = b"cdcpipe.index_format", b"cdcpipe.segment_name", b"cdcpipe.segment_bytes"
@@ -223,10 +224,10 @@ def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
         try:
             found_starts, found_ends, length = scan(piece)
         except ProtocolError as ex:
-            _fail(path, pos + _bad_header(piece), ex.message)
+            raise corrupt(path, pos + _bad_header(piece), ex.message) from ex
         if not len(found_starts):
             if pos + step >= len(segment):
-                _fail(path, pos, "the last record is cut short")
+                raise corrupt(path, pos, "the last record is cut short")
             step *= 2  # one record is larger than the part
             continue
         starts.append(found_starts + pos)
@@ -243,9 +244,10 @@ def _bad_header(piece: bytes) -> int:
     return pos
 
 
-def _fail(path: Path, pos: int, problem: str) -> NoReturn:
+def corrupt(path: Path, pos: int, problem: str) -> StagingError:
+    """Return the error that says that a segment is corrupt at byte ``pos``."""
     msg = f"segment {path} is corrupt at byte {pos}: {problem}"
-    raise StagingError(msg, hint="restore the file from a copy of the staging directory")
+    return StagingError(msg, hint="restore the file from a copy of the staging directory")
 
 
 class _Builder:
@@ -260,13 +262,13 @@ class _Builder:
         count = len(start)
         whole = len(end) == count and (count == 0 or (end[-1] == len(segment) and (start[1:] > end[:-1]).all()))
         if not whole or (count == 0 and len(segment)):
-            _fail(path, 0, "the given record boundaries belong to another segment")
+            raise corrupt(path, 0, "the given record boundaries belong to another segment")
         self._require(self._length > 0, np.arange(count), "a record without bytes")
         self._kind = self._bytes[start]
 
     def _require(self, fine: Array, record: Array, problem: str) -> None:
         if not fine.all():
-            _fail(self._path, int(self._offset[record[np.argmin(fine)]]), problem)
+            raise corrupt(self._path, int(self._offset[record[np.argmin(fine)]]), problem)
 
     def _integers(self, record: Array, pos: int, dtype: str) -> Array:
         """Return the big-endian integers at byte ``pos`` of the given records."""
@@ -306,7 +308,7 @@ class _Builder:
         edges = np.sort(np.concatenate([begin, commit]))
         self._require(self._kind[edges] == np.resize([BEGIN, COMMIT], len(edges)), edges, "Begin and Commit do not alternate")
         if len(begin) > len(commit):
-            _fail(self._path, int(self._offset[begin[-1]]), "the last transaction has no Commit")
+            raise corrupt(self._path, int(self._offset[begin[-1]]), "the last transaction has no Commit")
         same = self._integers(begin, 1, ">u8") == self._integers(commit, 2, ">u8")
         self._require(same, commit, "the commit LSN differs from the one in Begin")
         end_lsn = self._integers(commit, 10, ">u8")
@@ -391,16 +393,12 @@ class _Builder:
         try:
             origins[transaction[record]] = names.cast(pa.string()).to_pylist()
         except pa.ArrowInvalid:
-            _fail(self._path, int(self._offset[record[0]]), "an origin's name is not UTF-8")
+            raise corrupt(self._path, int(self._offset[record[0]]), "an origin's name is not UTF-8") from None
         return origins
 
 
 def _metadata(segment: Path, size: int) -> dict[bytes, bytes]:
     return {_FORMAT_KEY: FORMAT, _NAME_KEY: segment.name.encode(), _SIZE_KEY: b"%d" % size}
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _write(segment: Path, index: SegmentIndex) -> None:
@@ -417,7 +415,7 @@ def _write(segment: Path, index: SegmentIndex) -> None:
     path = segment.with_suffix(".idx")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with open(temporary, "x+b", opener=_private) as sink:
+        with open(temporary, "x+b", opener=private_opener) as sink:
             with pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             sink.flush()

@@ -192,7 +192,7 @@ def test_an_index_that_cannot_be_written_is_still_given(segment: Path, monkeypat
     def refuse(*args: object) -> int:
         raise PermissionError
 
-    monkeypatch.setattr(segment_index, "_private", refuse)
+    monkeypatch.setattr(segment_index, "private_opener", refuse)
     assert load(segment).xid.tolist() == [700, 701]
     assert not segment.with_suffix(".idx").exists()
 
