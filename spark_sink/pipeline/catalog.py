@@ -302,9 +302,7 @@ class CatalogDatabase:
 
     def _is_variant(self, name: str, path: Path) -> bool:
         """Tell whether this is a view that this class created, of the table at ``path`` or of a table below it."""
-        if not self._is_there(name):
-            return False
-        found = {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {self._quoted(name)}").collect()}
+        found = self._histories.properties(self._quoted(name))
         return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{places.name(path)}/")
 
     def _quoted(self, *name: str) -> str:
