@@ -23,6 +23,7 @@ __all__ = [
     "IDENTITY_CODES",
     "REPLICA_IDENTITIES",
     "UNCHANGED_TOAST",
+    "UNIX_2000_US",
     "Begin",
     "BeginPrepare",
     "Binary",
@@ -122,6 +123,9 @@ class Column:
         """True if the column is part of the replica identity (with identity FULL: every column)."""
         return bool(self.flags & 1)
 
+
+UNIX_2000_US: Final = 946_684_800_000_000
+"""2000-01-01 UTC, from which PostgreSQL counts, in microseconds since 1970."""
 
 REPLICA_IDENTITIES: Final = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 """The name of each replica identity (pg_class.relreplident)."""

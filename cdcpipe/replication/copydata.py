@@ -11,9 +11,9 @@ from struct import Struct
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.lsn import LSN
+from cdcpipe.pgoutput.messages import UNIX_2000_US
 
 __all__ = [
-    "POSTGRES_EPOCH_S",
     "WAL_DATA",
     "WAL_DATA_HEADER_BYTES",
     "PrimaryKeepalive",
@@ -28,9 +28,6 @@ WAL_DATA_HEADER_BYTES = Struct(">cQQq").size
 _KEEPALIVE = Struct(">cQqB")
 # Standby status update: Byte1('r') Int64 write Int64 flush Int64 apply Int64 sendTime Byte1 replyRequested
 _STATUS_UPDATE = Struct(">cQQQqB")
-
-POSTGRES_EPOCH_S = 946_684_800
-"""2000-01-01 UTC in seconds of the Unix epoch."""
 
 
 @dataclass(slots=True)
@@ -53,5 +50,5 @@ def parse_keepalive(data: bytes | memoryview) -> PrimaryKeepalive:
 
 def build_status_update(write_lsn: int, flush_lsn: int, *, unix_time_s: float, reply_requested: bool = False) -> bytes:
     """Return a StandbyStatusUpdate. With a ``flush_lsn`` of 0 ("no opinion") the server keeps its confirmed position."""
-    send_time_us = round((unix_time_s - POSTGRES_EPOCH_S) * 1_000_000)
+    send_time_us = round(unix_time_s * 1_000_000) - UNIX_2000_US
     return _STATUS_UPDATE.pack(b"r", write_lsn, flush_lsn, flush_lsn, send_time_us, reply_requested)

@@ -15,10 +15,10 @@ import numpy as np
 
 from cdcpipe.ddl.message import PREFIX
 from cdcpipe.lsn import format_lsn
-from cdcpipe.pgoutput.messages import LogicalMessage
+from cdcpipe.pgoutput.messages import UNIX_2000_US, LogicalMessage
 from spark_sink.schema.ddl_message import parse
 from spark_sink.schema.table import Placed
-from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
+from spark_sink.source.slices import MESSAGE_PREFIX_POS, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from cdcpipe.pgoutput.messages import UNIX_2000_US
 from cdcpipe.types.arrow.buffers import gather
 from spark_sink.schema.types import MESSAGE_SCHEMA
-from spark_sink.source.slices import MESSAGE_PREFIX_POS, UNIX_2000_US, OpenSlice, Slice
+from spark_sink.source.slices import MESSAGE_PREFIX_POS, OpenSlice, Slice
 from spark_sink.staging.index import NO_TRANSACTION
 from spark_sink.staging.log import StagingError
 

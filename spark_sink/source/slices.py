@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode
-from cdcpipe.pgoutput.messages import Message, Relation, Truncate
+from cdcpipe.pgoutput.messages import UNIX_2000_US, Message, Relation, Truncate
 from spark_sink.source.server import Origin, fetch
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.changes import by_relation
@@ -33,7 +33,6 @@ __all__ = [
     "BATCH_SPAN_BYTES",
     "MESSAGE_PREFIX_POS",
     "TOGETHER",
-    "UNIX_2000_US",
     "OpenSlice",
     "RelationVersion",
     "Slice",
@@ -50,7 +49,6 @@ TOGETHER: Final = 8192
 """The most slices of one task. Each open slice takes some KiB of memory, however small its segment is."""
 MESSAGE_PREFIX_POS: Final = 10
 """Where the prefix begins in "Byte1('M'), Int8 flags, Int64 LSN, String prefix, Int32 length of the content, the content"."""
-UNIX_2000_US: Final = 946_684_800_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cdcpipe.pgoutput.messages import UNIX_2000_US
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -11,10 +13,6 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Segment
 
 __all__ = ["CommitTimes"]
-
-
-_EPOCH_2000_S = 946_684_800
-"""2000-01-01 UTC in seconds since 1970. PostgreSQL's times count from there."""
 
 
 class CommitTimes:
@@ -64,4 +62,4 @@ def _load(segment: Segment) -> SegmentIndex | None:
 
 
 def _seconds(index: SegmentIndex, transaction: int) -> float:
-    return float(index.commit_time_us[transaction]) / 1e6 + _EPOCH_2000_S
+    return float(index.commit_time_us[transaction] + UNIX_2000_US) / 1e6

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.catalog_sql import key_numbers
 from cdcpipe.ddl import message as ddl
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, Insert, Update
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, UNIX_2000_US, Delete, Insert, Update
 from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.debezium.schema_changes import schema_change
 from cdcpipe.plugins.debezium.values import ValueOptions, Values
@@ -53,8 +53,6 @@ __all__ = ["Debezium"]
 
 _VERSION: Final = b'"3.6.3.Final"'
 _OPS: Final = {"I": b'"c"', "U": b'"u"', "D": b'"d"', "T": b'"t"'}
-_EPOCH_US: Final = 946_684_800_000_000
-"""2000-01-01, the beginning of PostgreSQL's times, in microseconds since 1970."""
 
 _MODES: Final[Mapping[str, Sequence[str]]] = {
     "decimal.handling.mode": ("precise", "string", "double"),
@@ -232,7 +230,7 @@ class Debezium(TemplatePlugin[_Table]):
             self.add(lsn, fill(template, [], self._names, lsn))
 
     def begin(self, txn: Transaction) -> None:
-        self._last_time_us = txn.commit_time_us + _EPOCH_US
+        self._last_time_us = txn.commit_time_us + UNIX_2000_US
         self._set_transaction(self._last_time_us, txn)
 
     def commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
