@@ -97,8 +97,8 @@ class Log:
     """`Account.lsn` is at least ``end_lsn``."""
     tables: FedTables | None = None
     """The warehouse that is fed from this log, if there is one."""
-    divergence: Gap | None = None
-    """The gap that an earlier start has recorded (staging/divergence.py)."""
+    recorded_gap: Gap | None = None
+    """The gap that an earlier start has recorded (staging/recorded_gap.py)."""
     copied_lsn: int = 0
     """The LSN of the newest copy of a table. Only a server that has gone back, a new timeline and another server need it."""
     begin_lsn: int = 0
@@ -130,7 +130,7 @@ class Verdict:
     resume_lsn: int = 0
     """Where the stream goes on after a gap."""
     is_log_right: bool = False
-    """After a divergence: whether only the tables have changes that never happened, and the log has none."""
+    """After a recorded_gap: whether only the tables have changes that never happened, and the log has none."""
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
@@ -143,8 +143,8 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     resume_lsn = max(common_lsn, log.copied_lsn + 1)
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id:
         return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id, is_new_epoch=True)
-    if log.divergence is not None:
-        return Verdict(log.divergence, log.divergence.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+    if log.recorded_gap is not None:
+        return Verdict(log.recorded_gap, log.recorded_gap.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
     is_new_timeline = prepared.timeline > last.timeline
     right_lsn = log.account.lsn
     branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else parted_lsn(last.timeline, last.timeline_began_lsn, prepared)
@@ -195,8 +195,8 @@ def _judge_other_server(log: Log, prepared: Prepared, resume_lsn: int, now: floa
     after that of the old one. So a slot from before that, or one that was made just now, is none that pg_upgrade took along.
     """
     confirmed, slot = int(prepared.confirmed_flush_lsn), log.epochs[-1].slot
-    if log.divergence is not None:
-        return Verdict(log.divergence, log.end_lsn, resume_lsn=resume_lsn)
+    if log.recorded_gap is not None:
+        return Verdict(log.recorded_gap, log.end_lsn, resume_lsn=resume_lsn)
     if confirmed >= log.account.lsn and not prepared.slot_created:
         return Verdict(account_lsn=confirmed)
     which = "is a new one" if prepared.slot_created else f"is at {format_lsn(confirmed)}, before {format_lsn(log.account.lsn)}"
@@ -241,11 +241,11 @@ def judge_lost_log(
     accepted_system_id: str | None,
     copied_lsn: int,
     now: float,
-    divergence: Gap | None = None,
+    recorded_gap: Gap | None = None,
 ) -> Verdict:
     """Return how a new log begins for ``tables`` whose former log is not there any more, and whose newest copy is ``copied_lsn``.
 
-    ``divergence`` is the gap of `tables_gone_back`, of this start or an earlier one.
+    ``recorded_gap`` is the gap of `tables_gone_back`, of this start or an earlier one.
 
     The new log begins where the tables are. The former log may have had changes that are not in the tables and that the server has
     forgotten: then there is a gap. So there is if the tables have changes that the server never had, and with another server that
@@ -258,11 +258,11 @@ def judge_lost_log(
     resume_lsn = max(confirmed, reached, copied_lsn + 1)  # beyond the copy, as in `judge`
     if prepared.system_id != tables.system_id:
         gap = _lost_log(tables, f"the server has system id {prepared.system_id} now", now)
-        gap = divergence or replace(gap, is_divergence=confirmed < resume_lsn)
+        gap = recorded_gap or replace(gap, is_divergence=confirmed < resume_lsn)
         return Verdict(gap, former_system_id=tables.system_id, resume_lsn=resume_lsn)
     check_timeline(f"the tables in {tables.name} have", tables.timeline, prepared.timeline)
-    if divergence is not None:
-        return Verdict(divergence, resume_lsn=resume_lsn)
+    if recorded_gap is not None:
+        return Verdict(recorded_gap, resume_lsn=resume_lsn)
     branch_lsn = _tables_branch(tables, prepared)
     if branch_lsn is not None and branch_lsn < max(reached, copied_lsn):
         return Verdict(_diverged_tables(tables, prepared, branch_lsn, copied_lsn, now), resume_lsn=resume_lsn)
@@ -397,7 +397,7 @@ def gone_back_behind_copy(log: Log, prepared: Prepared, copied_lsn: int) -> str:
     Empty if it does not, or if something else tells. A log that ends beyond the copy is compared with the WAL by the streamer.
     """
     is_other = is_elsewhere(log.epochs[-1], prepared) or prepared.is_standby
-    if log.divergence is not None or is_other or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
+    if log.recorded_gap is not None or is_other or not max(prepared.wal_lsn, log.end_lsn) < copied_lsn:
         return ""
     return _ends_before_copy(prepared, copied_lsn)
 

@@ -204,7 +204,7 @@ class Launcher(Background):
                     failure = self._stream(writer, sealer, prepared, opening.take_streamer())
                     sealer.rest()
                     if failure is not None and failure.is_rewound:
-                        opening.record_divergence(prepared, failure.message)
+                        opening.record_gone_back(prepared, failure.message)
                     elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
                     prepared = opening.reopen(prepared)

@@ -30,7 +30,7 @@ from spark_sink.launcher.continuity import (
     tables_gone_back,
 )
 from spark_sink.launcher.streamer import Streamer
-from spark_sink.staging import account, copied, divergence
+from spark_sink.staging import account, copied, recorded_gap
 from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
 from spark_sink.staging.same_source import check_source, is_elsewhere
 
@@ -122,15 +122,15 @@ class Opening:
             return prepared
         return replace(prepared, wal_lsn=before.wal_lsn)  # with available_now, the end stays where it was
 
-    def record_divergence(self, prepared: Prepared, cause: str) -> None:
+    def record_gone_back(self, prepared: Prepared, cause: str) -> None:
         """Record that the server has gone back behind the end of the log. The next `open` or `reopen` takes it as a gap."""
         log = self._log()
         assert log is not None
-        self._record_divergence(log, prepared, cause)
+        self._record_gone_back(log, prepared, cause)
 
-    def _record_divergence(self, log: Log, prepared: Prepared, cause: str) -> Gap:
+    def _record_gone_back(self, log: Log, prepared: Prepared, cause: str) -> Gap:
         gap = self._counted(gone_back(log, prepared, cause, time.time()))
-        divergence.record(self._config.staging, gap)
+        recorded_gap.record(self._config.staging, gap)
         return gap
 
     def _counted(self, gap: Gap) -> Gap:
@@ -183,7 +183,7 @@ class Opening:
             self._copied_lsn = max(self._copied_lsn, copied.read(config.staging))
             is_new = log is None and self._tables is None
             is_creating = config.create_slot and (is_new or config.on_gap == "resnapshot")
-            is_looking = is_creating and log is not None and log.divergence is None and self._expects_other_server(log)
+            is_looking = is_creating and log is not None and log.recorded_gap is None and self._expects_other_server(log)
             is_creating = is_creating and not is_looking
             arguments = [*slot_arguments(config), *(creation_arguments if is_creating else later_arguments)(config)]
             if is_creating and config.on_gap == "resnapshot":
@@ -213,7 +213,7 @@ class Opening:
                 missing = missing_slot(log, self._tables, config.slot, time.time())
                 assert missing is not None
                 # The other server's WAL may be behind the end of the log.
-                divergence.record(config.staging, replace(missing, is_divergence=True))
+                recorded_gap.record(config.staging, replace(missing, is_divergence=True))
                 continue
             if found.code == ExitCode.SLOT_NOT_EXIST and config.create_slot:
                 gap = missing_slot(log, self._tables, config.slot, time.time())
@@ -253,12 +253,12 @@ class Opening:
         recorded = recorded.of_log(end.lsn)
         if recorded.lsn < end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
-        diverged = divergence.read(root)
-        if any(epoch.gap == diverged for epoch in epochs):  # the launcher was killed before it removed the record
-            diverged = None
+        known_gap = recorded_gap.read(root)
+        if any(epoch.gap == known_gap for epoch in epochs):  # the launcher was killed before it removed the record
+            known_gap = None
         # Later the tables are further, and what they have read is removed.
         begin = 0 if self.position.epoch else begin_lsn(root, epochs)
-        return Log(epochs, end.lsn, recorded, self._tables, diverged, begin_lsn=begin)
+        return Log(epochs, end.lsn, recorded, self._tables, known_gap, begin_lsn=begin)
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
@@ -282,7 +282,7 @@ class Opening:
             is_accepted=config.accept_system_id == prepared.system_id,
         )
         if cause := gone_back_behind_copy(log, prepared, self._copied_lsn):
-            log = replace(log, divergence=self._record_divergence(log, prepared, cause))
+            log = replace(log, recorded_gap=self._record_gone_back(log, prepared, cause))
         now = time.time()
         verdict = judge(log, prepared, config.accept_system_id, now)
         is_plain_gap = verdict.gap is not None and not verdict.gap.is_divergence
@@ -302,10 +302,10 @@ class Opening:
         if tables is None:
             return Verdict()
         root, now = self._config.staging, time.time()
-        diverged = divergence.read(root)
-        if diverged is None and (diverged := tables_gone_back(tables, prepared, self._copied_lsn, now)) is not None:
-            divergence.record(root, diverged)
-        verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), now, diverged)
+        known_gap = recorded_gap.read(root)
+        if known_gap is None and (known_gap := tables_gone_back(tables, prepared, self._copied_lsn, now)) is not None:
+            recorded_gap.record(root, known_gap)
+        verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), now, known_gap)
         if verdict.gap is None:
             log, at = tables.staging or "the log", tables.position
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)
@@ -314,7 +314,7 @@ class Opening:
     def _take_gap(self, gap: Gap, resume_lsn: int) -> None:
         """Raise GapError, or count the gap if the user wants to go on after it."""
         root = self._config.staging
-        error = gap_error(gap, str(root), resume_lsn, str(root / divergence.NAME) if divergence.read(root) == gap else None)
+        error = gap_error(gap, str(root), resume_lsn, str(root / recorded_gap.NAME) if recorded_gap.read(root) == gap else None)
         if self._config.on_gap == "stop":
             raise error
         _logger.warning("%s; going on after the gap", error.message)
@@ -323,7 +323,7 @@ class Opening:
     def _begin_epoch(self, prepared: Prepared, verdict: Verdict) -> None:
         config = self._config
         if verdict.gap is not None and verdict.former_system_id is not None:
-            divergence.record(config.staging, verdict.gap)  # with a smaller account, the slot would look like the former one
+            recorded_gap.record(config.staging, verdict.gap)  # with a smaller account, the slot would look like the former one
         if (end := log_end(config.staging)) is not None:
             account.settle(config.staging, end.lsn)
         if verdict.account_lsn is not None:
@@ -343,7 +343,7 @@ class Opening:
             least_number=1 if self._tables is None else self._tables.position.epoch + 1,
         )
         if verdict.gap is not None:
-            divergence.remove(config.staging)
+            recorded_gap.remove(config.staging)
         self.position = epoch.start
 
 

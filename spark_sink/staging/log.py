@@ -11,7 +11,7 @@
     known.json                                       the account of the slot: up to which LSN the log is complete (account.py)
     copied.json                                      the position of the newest copy of a table (copied.py)
     masks.json                                       the masks of the tables that the log feeds (table_masks.py)
-    diverged.json                                    a gap that would not show later, and that no epoch has yet (divergence.py)
+    diverged.json                                    a gap that would not show later, and that no epoch has yet (recorded_gap.py)
     last_error.json                                  the error with which the last run or land ended (last_error.py)
     history.jsonl                                    rates and lags of the last day (history.py)
     lock                                             held by the launcher (lock.py)

@@ -170,7 +170,7 @@ def test_timelines_from_before_an_upgrade_do_not_matter():
 def test_a_server_that_has_gone_back_is_a_gap_from_its_slot_on():
     recorded = gone_back(LOG, replace(SERVER, confirmed_flush_lsn=LSN(0x300)), "gone back", 1700000100.0)
     assert (recorded.after_lsn, recorded.is_divergence) == (0x300, True)
-    verdict = judged(replace(LOG, divergence=recorded), confirmed_flush_lsn=LSN(0x480))
+    verdict = judged(replace(LOG, recorded_gap=recorded), confirmed_flush_lsn=LSN(0x480))
     assert verdict == Verdict(recorded, 0x300, is_new_epoch=True, resume_lsn=0x500)
 
 
@@ -241,7 +241,7 @@ def test_another_slot_of_another_server_is_a_gap(confirmed: int, created: bool, 
 
 def test_a_recorded_gap_is_one_on_another_server_too():
     recorded = Gap(0x600, "the slot was missing", 0.0, 0.0, is_divergence=True)
-    verdict = judged(replace(LOG, divergence=recorded), accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
+    verdict = judged(replace(LOG, recorded_gap=recorded), accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
     assert verdict == Verdict(recorded, 0x500, former_system_id="7", is_new_epoch=True, resume_lsn=0x2000)
 
 
@@ -433,7 +433,7 @@ def test_a_server_behind_a_copy_has_gone_back():
         (LOG, {"timeline": 2}),  # `judge` compares the copy with the place where the timelines parted
         (LOG, {"system_id": "8"}),
         (replace(LOG, end_lsn=0xA00), {}),  # the stream waits until the WAL has passed this, or the streamer refuses the server
-        (replace(LOG, divergence=Gap(0x400, "gone back", 0.0, 0.0, is_divergence=True)), {}),
+        (replace(LOG, recorded_gap=Gap(0x400, "gone back", 0.0, 0.0, is_divergence=True)), {}),
     ],
 )
 def test_something_else_tells_of_the_copy(log: Log, server: dict[str, Any]):

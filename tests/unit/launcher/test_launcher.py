@@ -37,7 +37,7 @@ from spark_sink.launcher import opening, restart, sealer, streamer
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
-from spark_sink.staging import account, copied, divergence, lock
+from spark_sink.staging import account, copied, lock, recorded_gap
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import (
@@ -493,7 +493,7 @@ def test_a_slot_that_is_new_on_another_server_is_known_after_a_kill(
     epoch = list_epochs(made.staging)[-1]
     assert (epoch.system_id, epoch.former_system_id, epoch.start_lsn) == ("8", "7", LSN.parse(confirmed))
     assert epoch.gap is not None
-    assert not (made.staging / divergence.NAME).exists()
+    assert not (made.staging / recorded_gap.NAME).exists()
 
 
 def test_an_idle_position_is_recorded_before_it_is_confirmed(fake: Callable[..., Fake]):
@@ -625,7 +625,7 @@ def test_the_copies_of_the_tables_tell_that_server_and_log_were_restored_togethe
     launcher.read_copied_lsn = lambda: 0x900
     with pytest.raises(GapError, match="the server has gone back: its WAL ends at 0/8FF, before 0/900, where tables were copied"):
         launcher.start()
-    assert divergence.read(made.staging) is not None
+    assert recorded_gap.read(made.staging) is not None
 
 
 def test_the_copies_of_tables_that_lost_their_log_tell_that_the_server_was_restored(fake: Callable[..., Fake]):
@@ -642,12 +642,12 @@ def test_the_copies_of_tables_that_lost_their_log_tell_that_the_server_was_resto
     for _ in range(2):
         with pytest.raises(GapError, match=ends_at) as caught:
             launcher().start()
-        assert f"after you have deleted {made.staging / divergence.NAME}" in (caught.value.hint or "")
+        assert f"after you have deleted {made.staging / recorded_gap.NAME}" in (caught.value.hint or "")
     with launcher(on_gap="resnapshot") as healing:
         assert healing.progress.gaps == 1
     [epoch] = list_epochs(made.staging)
     assert epoch.gap is not None
-    assert (epoch.start_lsn, epoch.gap.is_divergence, divergence.read(made.staging)) == (0x901, True, None)
+    assert (epoch.start_lsn, epoch.gap.is_divergence, recorded_gap.read(made.staging)) == (0x901, True, None)
 
 
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
