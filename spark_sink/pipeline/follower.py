@@ -83,7 +83,7 @@ class Follower:
         merges: Histogram,
     ) -> None:
         self._warehouse = warehouse
-        self._tables = lock
+        self._table_lock = lock
         self._names = names
         self._spark = spark
         self._sessions: queue.SimpleQueue[SparkSession] = queue.SimpleQueue()
@@ -159,7 +159,7 @@ class Follower:
 
     def catch_up(self) -> None:
         """Bring the replicas that are behind to the positions that their changelogs had at the time of the call."""
-        with self._tables.merge():
+        with self._table_lock.merge():
             with self._lock:
                 behind, self._behind = self._behind, {}
             if behind:
