@@ -1,6 +1,6 @@
 """One micro-batch: writes a range of the staging log to the changelogs.
 
-    tables = KnownTables(spark, warehouse, history, published)     # kept from one micro-batch to the next
+    tables = KnownTables(spark, warehouse, schemas, published)     # kept from one micro-batch to the next
     batch = MicroBatch(tables, segments)
     batch.append()                                                 # the caller holds the right to append (warehouse/lock.py)
 
@@ -136,7 +136,7 @@ class KnownTables:
         self,
         spark: SparkSession,
         warehouse: Warehouse,
-        history: SchemaHistory,
+        schemas: SchemaHistory,
         published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
         keyless_named: Iterable[str] = (),
@@ -147,9 +147,9 @@ class KnownTables:
         self.spark = spark
         self.warehouse = warehouse
         self.changelogs = changelogs_of(spark, warehouse)
-        self.history = history
+        self.schemas = schemas
         self.published = published
-        self.versions = TableVersions(warehouse, history, published, keys, drops_columns=drops_columns)
+        self.versions = TableVersions(warehouse, schemas, published, keys, drops_columns=drops_columns)
         self.is_following = is_following
         self._names = Names()
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
@@ -172,7 +172,7 @@ class KnownTables:
         """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
         self._names = self.versions.names = gaps.record_names(self.warehouse)
         self.published.end_at(self._names.servers)
-        self.history.read_gaps()
+        self.schemas.read_gaps()
 
     def begin(self) -> None:
         """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
@@ -289,13 +289,13 @@ class MicroBatch:
 
     def append(self) -> None:
         """Append new schemas to the schema history, and then to each changelog the changes of the segments that it lacks."""
-        self._tables.history.record_ddl(self._ddl, self._segments)
+        self._tables.schemas.record_ddl(self._ddl, self._segments)
         self.renamed = self._tables.follow([use for _, use in self._found.uses], self._ddl)
         self.contents = self._found.by_table(self._home)
-        add_described_uses(self.contents, self._ddl, self._tables.history, self._tables.names)
+        add_described_uses(self.contents, self._ddl, self._tables.schemas, self._tables.names)
         self._tables.open(self.contents)
         self._take_back_copies()
-        self._tables.history.record_new(self.contents, partial(self._fields, cache(self._columns)), self._segments)
+        self._tables.schemas.record_new(self.contents, partial(self._fields, cache(self._columns)), self._segments)
         self._add_dropped()
         self._want_copies()
         try:
@@ -342,20 +342,20 @@ class MicroBatch:
 
     def _want_copies(self) -> None:
         """Record the tables whose rows the stream does not have any more, according to captured DDL."""
-        warehouse, history = self._tables.warehouse, self._tables.history
+        warehouse, schemas = self._tables.warehouse, self._tables.schemas
         names, masks = self._tables.names, warehouse.masks
-        for table, lsn, reason in tables_with_unknown_rows(self._ddl, history.captured, names, history.tables_with, masks):
+        for table, lsn, reason in tables_with_unknown_rows(self._ddl, schemas.captured, names, schemas.tables_with, masks):
             if warehouse.has_changelog(table):
                 want_copy(warehouse, table, lsn, reason)
 
     def _take_comments(self) -> None:
         """Give the changelogs the comments of captured DDL, and leave those of the replicas to the follower."""
         described = {self._described(each, table) for each in self._ddl for table in each.message.tables}
-        tables, house, captured = self._tables, self._tables.warehouse, self._tables.history.captured
+        tables, house, captured = self._tables, self._tables.warehouse, self._tables.schemas.captured
         known = [table for table in sorted({*self.contents, *described} - {MESSAGES}) if house.has_changelog(table)]
         tables.open(known)
         for table in known:
-            state, relation = tables[table], tables.history.newest(table)
+            state, relation = tables[table], tables.schemas.newest(table)
             if relation is None or state.columns is None:
                 continue
             found = captured_comments(relation, house.versions(table)[-1].place, state.columns, captured, house.typed)
