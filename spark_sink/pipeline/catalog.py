@@ -124,7 +124,7 @@ class CatalogDatabase:
         """The tables that were renamed, as they are called now. A merge that began before may know an older name."""
         self._schemas = schemas
         self._has_history_views = history_views
-        self._histories = HistoryViews(spark, warehouse)
+        self._history_views = HistoryViews(spark, warehouse)
         self._variants: dict[str, tuple[str, ...]] = {}
         """For each table's name, the json columns that its view was created for."""
         name = self._quoted()
@@ -141,7 +141,7 @@ class CatalogDatabase:
                 self._called[home] = names.shown(home)
                 for former in names.former(home):
                     called = replace(home, called=former)
-                    self._histories.drop(called, self._quoted(_name_of(called) + _HISTORY))
+                    self._history_views.drop(called, self._quoted(_name_of(called) + _HISTORY))
                     for owner, name, path in self._entries(called):
                         self._drop(name, path)
                         if self._owners.get(name) == owner:  # of a table that is not there yet
@@ -162,17 +162,17 @@ class CatalogDatabase:
                     if self._schemas is not None and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._tell_taken(name)
-                    if name.endswith(_HISTORY) and HISTORY_OF in self._histories.properties(self._quoted(name)):
+                    if name.endswith(_HISTORY) and HISTORY_OF in self._history_views.properties(self._quoted(name)):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
-                        self._histories.forget()
+                        self._history_views.forget()
                     self._name(owner, name, path)
                     self._registered[name] = path
                     if name.endswith(_CHANGELOG) and not self._has_history_views:
-                        self._histories.drop(table, self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
+                        self._history_views.drop(table, self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
             if self._has_history_views:
                 for table, _, name, path in entries:
                     if self._registered.get(name) == path == self._warehouse.changelog(table) and table not in _OURS:
-                        self._histories.show(table, self._quoted(name), self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
+                        self._history_views.show(table, self._quoted(name), self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
             if self._schemas is not None:
                 for table, _, name, path in entries:
                     if name in self._registered and table not in _OURS:
@@ -187,12 +187,12 @@ class CatalogDatabase:
             with self._lock:
                 for table in tables:
                     called = self._called.get(table, table)
-                    self._histories.drop(called, self._quoted(_name_of(called) + _HISTORY))
+                    self._history_views.drop(called, self._quoted(_name_of(called) + _HISTORY))
 
     def forget_histories(self, tables: Iterable[Table] | None = None) -> None:
         """Let `register` look whether the views with the histories of these tables, or of all tables, still fit."""
         with self._lock:
-            self._histories.forget(tables)
+            self._history_views.forget(tables)
 
     def _claim(self, name: str, owner: str) -> None:
         other = self._owners.setdefault(name, owner)
@@ -237,7 +237,7 @@ class CatalogDatabase:
         if former.split("/")[-2:] != places.name(path).split("/")[-2:]:
             raise self._taken(owner, name, former)
         for view, of in ((f"{name}{_VARIANT}", _VARIANT_OF), (name.removesuffix(_CHANGELOG) + _HISTORY, HISTORY_OF)):
-            if self._histories.properties(self._quoted(view)).get(of) == former:
+            if self._history_views.properties(self._quoted(view)).get(of) == former:
                 self._spark.sql(f"DROP VIEW {self._quoted(view)}")
         self._spark.sql(f"DROP {'TABLE' if self._warehouse.format.keeps_replicas else 'VIEW'} {self._quoted(name)}")
 
@@ -302,7 +302,7 @@ class CatalogDatabase:
 
     def _is_variant(self, name: str, path: Path) -> bool:
         """Tell whether this is a view that this class created, of the table at ``path`` or of a table below it."""
-        found = self._histories.properties(self._quoted(name))
+        found = self._history_views.properties(self._quoted(name))
         return _VARIANT_OF in found and f"{found[_VARIANT_OF]}/".startswith(f"{places.name(path)}/")
 
     def _quoted(self, *name: str) -> str:
