@@ -26,7 +26,7 @@ from spark_sink.commands.service_manager import ServiceManager
 from spark_sink.commands.signals import on_signals
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.metrics.collector import LandMetrics
-from spark_sink.staging import history, last_error
+from spark_sink.staging import last_error, samples
 
 __all__ = ["command"]
 
@@ -65,10 +65,10 @@ def command(*, metrics: Address | None, **options: Any) -> None:
                     _logger.warning("%s", text)
             service.tick(is_streaming=True)
 
-            def count() -> history.Counts:
-                return history.Counts(launcher.progress.records, launcher.progress.size)
+            def count() -> samples.Counts:
+                return samples.Counts(launcher.progress.records, launcher.progress.size)
 
-            recorder = history.Recorder(config.staging, time.monotonic(), count())
+            recorder = samples.Recorder(config.staging, time.monotonic(), count())
             while not launcher.wait(line.interval_s):
                 progress, now = launcher.progress, time.monotonic()
                 line.update(progress, now)

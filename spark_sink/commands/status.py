@@ -24,7 +24,7 @@ from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.system_limits import of_system
 from spark_sink.commands.watch import watching
-from spark_sink.staging import history
+from spark_sink.staging import samples
 from spark_sink.staging.log import read_chain
 from spark_sink.status.check import Limit, Limits, State, judge, unknown
 from spark_sink.status.page import render as render_page
@@ -204,7 +204,7 @@ def _show(
             except InterruptedError:
                 return
             if html is not None:
-                _write_page(html, render_page(found, history.read(root), refresh_s=watch))
+                _write_page(html, render_page(found, samples.read(root), refresh_s=watch))
             elif as_json:
                 click.echo(json.dumps(found, indent=None if watch else 1))
             elif screen is not None and watch is not None:

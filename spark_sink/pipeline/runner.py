@@ -46,7 +46,7 @@ from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
-from spark_sink.staging import history, last_error
+from spark_sink.staging import last_error, samples
 from spark_sink.staging.log import log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
@@ -386,10 +386,10 @@ class Runner(Background):
         launcher, tables = self.launcher, 0
         is_told = False
 
-        def count() -> history.Counts:
+        def count() -> samples.Counts:
             return _counts(launcher.progress, pipeline.progress, self._lag(pipeline))
 
-        recorder = history.Recorder(self.config.launcher.staging, time.monotonic(), count())
+        recorder = samples.Recorder(self.config.launcher.staging, time.monotonic(), count())
         while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
             recorder.tick(time.monotonic(), time.time(), count)
             if launcher.progress.gaps > self._gaps_healed:
@@ -478,10 +478,10 @@ def _has_received(launcher: LauncherProgress) -> bool:
     return bool(launcher.open_size or launcher.segments or launcher.restarts or launcher.gaps)
 
 
-def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> history.Counts:
+def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> samples.Counts:
     """Return what a sample of the history is made of."""
     rows, behind = tables.changes + tables.messages, (None, None) if lag is None else (lag.bytes, lag.seconds)
-    return history.Counts(launcher.records, launcher.size, rows, *behind)
+    return samples.Counts(launcher.records, launcher.size, rows, *behind)
 
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:

@@ -17,7 +17,7 @@ from spark_sink.status.text import name_of, number, written_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from spark_sink.staging.history import Sample
+    from spark_sink.staging.samples import Sample
 
 __all__ = ["render"]
 

@@ -12,7 +12,7 @@ from prometheus_client import Metric as Family
 from cdcpipe.lsn import LSN
 from cdcpipe.streaming.metrics import METRICS as STREAM
 from spark_sink.metrics.table import LAND, RUN
-from spark_sink.staging import history
+from spark_sink.staging.samples import read as read_samples
 from support.cli_process import CLI, SPARK_COMMAND, run_cli, run_spark_cli
 from support.metrics import free_port, names_of, scrape, value
 from support.waiting import until
@@ -167,7 +167,7 @@ def test_a_run_shows_its_tables(database: postgres.Database, slot: str, tmp_path
             assert samples(found) == {*names_of(RUN)} - optional - snapshot
             assert value(found, "cdcpipe_table_changes_total", table="public.fruit") == 1000
             assert value(found, "cdcpipe_batch_duration_seconds_count") >= 1
-            sample = until(lambda: history.read(tmp_path / "staging"), "the first sample of the history", deadline_s=60)[0]
+            sample = until(lambda: read_samples(tmp_path / "staging"), "the first sample of the history", deadline_s=60)[0]
             assert sample.seconds >= 10
             assert sample.changes is not None
             assert sample.lag_s is not None

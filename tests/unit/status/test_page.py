@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_sink.staging.history import Sample
+from spark_sink.staging.samples import Sample
 from spark_sink.status.page import render
 from support.forked_commands import ForkedCommands
 from support.small_pipeline import make_pipeline

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.staging import history
-from spark_sink.staging.history import Counts, Recorder, Sample, read
+from spark_sink.staging import samples
+from spark_sink.staging.samples import Counts, Recorder, Sample, read
 
 START = Counts(0, 0, 0)
 
@@ -42,7 +42,7 @@ def test_a_launcher_has_no_tables_and_no_lag(tmp_path: Path) -> None:
 
 
 def test_the_file_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_KEPT", 3)
+    monkeypatch.setattr(samples, "_KEPT", 3)
     recorder = Recorder(tmp_path, 0.0, START, interval_s=1.0, first_s=0.0)
     lengths = []
     for number in range(20):
