@@ -100,7 +100,7 @@ _INCOMPLETE_MESSAGE = (
 
 
 @dataclass(slots=True)
-class TableState:
+class KnownTable:
     """The known state of a table: its changelog (None before the first change) and its versions."""
 
     changelog: ChangelogState | None
@@ -154,7 +154,7 @@ class KnownTables:
         self._names = Names()
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
-        self._states: dict[Table, TableState] = {}
+        self._states: dict[Table, KnownTable] = {}
         self._there: set[Table] = set()
         """The tables whose changelogs this process has seen."""
         self._told: set[tuple[Table | str, str]] = {(name, _KEYLESS) for name in keyless_named}
@@ -197,7 +197,7 @@ class KnownTables:
         self._names = self.versions.names = names
         return sorted(map(names.shown, new))
 
-    def __getitem__(self, table: Table) -> TableState:
+    def __getitem__(self, table: Table) -> KnownTable:
         return self._states[table]
 
     def found(self, tables: Iterable[Table]) -> None:
@@ -215,7 +215,7 @@ class KnownTables:
         """Empty the cache, because another writer may have changed the tables."""
         self._states.clear()
 
-    def _read(self, table: Table) -> TableState:
+    def _read(self, table: Table) -> KnownTable:
         state, versions = self.changelogs.state(table), self.warehouse.versions(table)
         if state is not None:
             self._there.add(table)
@@ -223,7 +223,7 @@ class KnownTables:
             versions or table == MESSAGES
         ):  # without versions, a snapshot that was killed has taken it back
             raise gone(self.warehouse, table)
-        return TableState(state, versions, comments=read_comments(self.warehouse, table))
+        return KnownTable(state, versions, comments=read_comments(self.warehouse, table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
         """Log a warning about this subject, once for each table."""
@@ -476,7 +476,7 @@ class MicroBatch:
                 self._follower.record(table, end)
             self._follower.record_commit(state.files.directory)
 
-    def _start(self, state: TableState) -> Position:
+    def _start(self, state: KnownTable) -> Position:
         """Return the position in the segments from which a table continues."""
         segment = next(segment for segment in self._segments if segment.end_lsn > state.done_lsn)
         return Position(segment.epoch, max(segment.start_lsn, state.done_lsn))
