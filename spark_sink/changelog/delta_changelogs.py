@@ -118,7 +118,7 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         This commit ends that the changelog counts as set back (delta/log.py). So first note what RESTORE has taken from it.
         """
         path = self._warehouse.changelog(table)
-        end = delta_log.newest(path)
+        end = delta_log.table_end(path)
         if end is not None and end.is_restored:
             purged_changes.record(self._warehouse, table, end.lsn)
             purged_changes.check(self._warehouse, table, position.lsn - 1)

@@ -320,7 +320,7 @@ def _listed_features(readers: Collection[str], writers: Collection[str]) -> dict
 
 
 def _information(operation: str, now_ms: int, parameters: Mapping[str, str], **more: Any) -> Mapping[str, Any]:
-    """Return the first action of a commit. By ``engineInfo``, `delta.log.newest` knows the commits of this client."""
+    """Return the first action of a commit. By ``engineInfo``, `delta.log.table_end` knows the commits of this client."""
     done = {"timestamp": now_ms, "operation": operation, "operationParameters": parameters, **more}
     return {"commitInfo": {**done, "engineInfo": APPLICATION}}
 

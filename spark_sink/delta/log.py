@@ -44,11 +44,11 @@ __all__ = [
     "exists",
     "is_long",
     "is_small",
-    "newest",
     "newest_lsn",
     "pin",
     "read_table",
     "shorten",
+    "table_end",
 ]
 
 APPLICATION = "cdcpipe"
@@ -326,7 +326,7 @@ def exists(path: Path) -> bool:
     return any(name.endswith(".json") for name in places.list_names(path / "_delta_log"))
 
 
-def newest(path: Path) -> TableEnd | None:
+def table_end(path: Path) -> TableEnd | None:
     """Return how far the table is; None if there is no table. RESTORE takes the rows back, but not the position.
 
     A RESTORE to a version from after the last commit of this client, or with its position, has taken nothing of ours back. So it
@@ -370,7 +370,7 @@ def _restored_version(information: Mapping[str, Any]) -> int | None:
 
 def newest_lsn(path: Path) -> int | None:
     """Return the LSN that the table has reached; None if there is no table."""
-    found = newest(path)
+    found = table_end(path)
     return None if found is None else found.lsn
 
 

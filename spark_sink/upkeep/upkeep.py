@@ -243,7 +243,7 @@ class Upkeep:
         name = vacuum_of(path)
         if not self._times.is_due(name, vacuum_interval_s(retention_s)):
             return
-        if table in NO_COPIES and (end := delta_log.newest(path)) is not None and end.is_restored:
+        if table in NO_COPIES and (end := delta_log.table_end(path)) is not None and end.is_restored:
             return  # only another RESTORE brings back what it has lost, and needs the files
         if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
             self._forget_removed(path, right, retention_s)

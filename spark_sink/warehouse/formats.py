@@ -117,7 +117,7 @@ class DeltaFormat(Format):
         return delta_log.exists(path)
 
     def end(self, path: Path) -> TableEnd | None:
-        return delta_log.newest(path)
+        return delta_log.table_end(path)
 
     def reader_features(self, path: Path) -> set[str]:
         return delta_log.TableLog(path).refresh().features("readerFeatures")

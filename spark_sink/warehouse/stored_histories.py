@@ -97,7 +97,7 @@ def facts_in(log: TableLog) -> HistoryFacts | None:
         return None
     found = log.metadata["configuration"]
     copies = frozenset(int(LSN.parse(text)) for text in json.loads(found.get(_COPIES, "[]")))
-    end = delta_log.newest(log.path)
+    end = delta_log.table_end(log.path)
     is_noted = delta_log.RESTORED in found
     is_restored = is_noted or (end is not None and end.is_restored)
     after_lsn, forgets_lsn = int(LSN.parse(found.get(_AFTER, "0/0"))), delta_log.POSITION_RETENTION in found

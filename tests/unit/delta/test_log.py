@@ -240,10 +240,10 @@ def test_a_log_keeps_the_commit_that_says_that_the_table_was_set_back(tmp_path: 
     write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}, place], {}, version=2)
     os.utime(log / f"{2:020d}.checkpoint.parquet", (0, 0))
     assert delta_log.shorten(tmp_path, 3600.0) == 0
-    assert delta_log.newest(tmp_path) == (100, True)
+    assert delta_log.table_end(tmp_path) == (100, True)
     commit(log, 3, {"commitInfo": {"operation": "MERGE", "engineInfo": "cdcpipe"}}, place)
     assert delta_log.shorten(tmp_path, 3600.0) == 2
-    assert delta_log.newest(tmp_path) == (100, False)
+    assert delta_log.table_end(tmp_path) == (100, False)
 
 
 def test_a_log_keeps_the_commits_that_say_that_a_restore_was_undone(tmp_path: Path) -> None:
@@ -255,12 +255,12 @@ def test_a_log_keeps_the_commits_that_say_that_a_restore_was_undone(tmp_path: Pa
         commit(log, number, {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version}}})
     write_parquet_checkpoint(log, [{"metaData": {"id": "x"}}, place], {}, version=3)
     os.utime(log / f"{3:020d}.checkpoint.parquet", (0, 0))
-    assert delta_log.newest(tmp_path) == (100, False)
+    assert delta_log.table_end(tmp_path) == (100, False)
     assert delta_log.shorten(tmp_path, 3600.0) == 0
-    assert delta_log.newest(tmp_path) == (100, False)
+    assert delta_log.table_end(tmp_path) == (100, False)
     commit(log, 4, {"commitInfo": {"operation": "WRITE", "engineInfo": "cdcpipe"}}, place)
     assert delta_log.shorten(tmp_path, 3600.0) == 3
-    assert delta_log.newest(tmp_path) == (100, False)
+    assert delta_log.table_end(tmp_path) == (100, False)
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_a_restore_can_undo_another_one(tmp_path: Path, restores: list[int | Non
         commit(
             log, number, {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version, "timestamp": None}}}
         )
-    assert delta_log.newest(tmp_path) == (101, is_restored)
+    assert delta_log.table_end(tmp_path) == (101, is_restored)
