@@ -1,15 +1,25 @@
 """Decides which process of pytest-xdist runs which test file.
 
-The tests of a file run in one process, because they share servers and a warehouse. Only two processes run the files of tests/spark,
-so there are two Spark sessions: a session takes a while to become fast, and then takes most of a core. At the same time the other
-processes run the other files. Most of these tests wait, for servers or for other programs.
+The tests of a file run in one process, because they share servers and a warehouse. Only two processes run the files whose tests use
+the fixture `spark`, so there are two Spark sessions: a session takes a while to become fast, and then takes most of a core. At the
+same time the other processes run the other files. Most of these tests wait, for servers or for other programs.
 """
+
+import re
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+from support.paths import ROOT
+
 _SPARK_PROCESSES = 2
+_OF_SYSTEM = {
+    f"tests/system/{path.name}"
+    for path in (ROOT / "tests/system").glob("test_*.py")
+    if re.search(r"def \w+\([^)]*\bspark\b[:,)]", path.read_text())
+}
+"""The files of tests/system with a function that takes the fixture `spark`."""
 
 
 class TwoWithSpark(LoadFileScheduling):
@@ -34,7 +44,7 @@ class TwoWithSpark(LoadFileScheduling):
         super().schedule()
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        files = list(self.workqueue)
+        files = sorted(self.workqueue, key=lambda file: file not in _OF_SYSTEM)  # among them is the longest test: not at the end
         own = [file for file in files if _is_for_spark(file) == (node in self._with_spark)]
         if not own and node not in self._with_spark:
             node.shutdown()
@@ -44,7 +54,7 @@ class TwoWithSpark(LoadFileScheduling):
 
 
 def _is_for_spark(file: str) -> bool:
-    return file.startswith("tests/spark/")
+    return file.startswith("tests/spark/") or file in _OF_SYSTEM
 
 
 @pytest.hookimpl(optionalhook=True)
