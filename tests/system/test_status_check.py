@@ -1,6 +1,6 @@
 """`cdcpipe-spark status --check`: the exit codes of monitoring plugins, with a real server and a real log.
 
-tests/unit/status/test_check.py tests which state follows from which facts.
+tests/unit/status/test_check.py tests which state follows from which facts, tests/unit/commands/test_status.py what is refused.
 """
 
 import re
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import postgres
-import pytest
 
 from support.paths import ROOT
 from support.waiting import DEADLINE_S
@@ -55,33 +54,3 @@ def test_a_log_that_falls_behind(database: postgres.Database, tmp_path: Path) ->
     assert (code, line.startswith("CDCPIPE UNKNOWN: the server can't be asked")) == (3, True)
     code, line = check("--staging", staging)
     assert (code, "no launcher is running" in line) == (1, True)
-
-
-def test_a_command_that_ended_with_an_error(tmp_path: Path) -> None:
-    staging = str(tmp_path / "staging")
-    assert cdcpipe_spark("land", "-h", str(tmp_path), "-S", "s", "--publication", "p", "--staging", staging)[0] == 2
-    assert check("--staging", staging) == (3, f"CDCPIPE UNKNOWN: {staging} has no log yet")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "--staging DIR or --warehouse DIR has to be given"),
-        (["--staging", "/nowhere"], "/nowhere"),
-        (["--warehouse", "/nowhere"], "is not a warehouse"),
-        (["--staging", "x", "--json"], "goes without --watch, --json and --html"),
-        (["--staging", "x", "--max-lag", "fast"], "not a number of seconds"),
-        (["--staging", "x", "--max-lag-bytes", "2G,1G"], "WARNING,CRITICAL"),
-        (["--staging", "x", "--nonsense"], "--nonsense"),
-    ],
-)
-def test_a_failed_check_is_unknown(arguments: list[str], words: str) -> None:
-    code, line = check(*arguments)
-    assert (code, line.startswith("CDCPIPE UNKNOWN: ")) == (3, True)
-    assert words in line
-
-
-def test_limits_are_for_checks() -> None:
-    code, stdout, stderr = cdcpipe_spark("status", "--staging", "x", "--max-lag", "60")
-    assert (code, stdout) == (1, "")
-    assert "go with --check" in stderr

@@ -45,6 +45,33 @@ def test_usage_errors_exit_with_1(arguments: list[str], commands: ForkedCommands
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--conf", "novalue"), "--conf takes KEY=VALUE"),
+        (("--warehouse", "hdfs://node/lake", "--available-now"), "--warehouse can't be there"),
+        (("--warehouse", "s3a://bucket/lake", "--format", "parquet"), "Parquet tables can't be in an object store"),
+        (("--staging", "s3a://bucket/staging"), "--staging must be a directory"),
+        (("--checkpoint", "abfss://lake@account/checkpoint"), "--checkpoint must be a directory"),
+        (("--format", "iceberg"), "iceberg"),
+        (("--optimize-interval", "30s"), "less than 1min"),
+        (("--vacuum-retention", "7"), "not a duration"),
+        (("--log-retention", "59min"), "less than 60min"),
+        (("--types", "spark"), "spark"),
+        (("--warehouse", "/etc/passwd/lake"), "the warehouse can't be there: /etc/passwd is no directory"),
+        (("--staging", "/etc/passwd/staging"), "the staging directory can't be there"),
+    ],
+)
+def test_options_that_a_run_refuses_before_it_asks_the_server(
+    tmp_path: Path, commands: ForkedCommands, options: tuple[str, ...], message: str
+) -> None:
+    pipeline = ("-S", "busy", "--publication", "busy", "-c", "--staging", str(tmp_path / "staging"))
+    ended = commands.cdcpipe_spark("run", *pipeline, "--warehouse", str(tmp_path / "warehouse"), *options)
+    assert ended.code == 1, ended.stderr  # not 2: it has not tried to connect
+    assert message in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # as root, who runs the tests in a container, may read all
     with pytest.raises(InvalidArgumentsError, match="can't be read by this user") as raised:

@@ -264,3 +264,36 @@ def test_a_file_for_checks_is_also_a_file_for_the_other_uses(
     is_check = setting.startswith("check") and not use
     assert ended.stdout.startswith("CDCPIPE ") == is_check
     assert is_check or ended.code == 0, ended.stderr
+
+
+def test_a_check_of_a_command_that_ended_with_an_error(tmp_path: Path, commands: ForkedCommands) -> None:
+    staging = str(tmp_path / "staging")
+    commands.spark_cli("land", "-h", str(tmp_path), "-S", "s", "--publication", "p", "--staging", staging, code=2)
+    ended = commands.cdcpipe_spark("status", "--check", "--staging", staging)
+    assert ended == (3, f"CDCPIPE UNKNOWN: {staging} has no log yet\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--staging DIR or --warehouse DIR has to be given"),
+        (["--staging", "/nowhere"], "/nowhere"),
+        (["--warehouse", "/nowhere"], "is not a warehouse"),
+        (["--staging", "x", "--json"], "goes without --watch, --json and --html"),
+        (["--staging", "x", "--max-lag", "fast"], "not a number of seconds"),
+        (["--staging", "x", "--max-lag-bytes", "2G,1G"], "WARNING,CRITICAL"),
+        (["--staging", "x", "--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_failed_check_is_unknown(arguments: list[str], words: str, commands: ForkedCommands) -> None:
+    """Its line is the only output."""
+    ended = commands.cdcpipe_spark("status", "--check", *arguments)
+    assert (ended.code, ended.stderr, ended.stdout.count("\n")) == (3, "", 1)
+    assert ended.stdout.startswith("CDCPIPE UNKNOWN: ")
+    assert words in ended.stdout
+
+
+def test_limits_are_for_checks(commands: ForkedCommands) -> None:
+    ended = commands.cdcpipe_spark("status", "--staging", "x", "--max-lag", "60")
+    assert (ended.code, ended.stdout) == (1, "")
+    assert "go with --check" in ended.stderr
