@@ -2,18 +2,21 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import postgres
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.changelog import delta_changelogs
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.commands import purge as purge_command
 from spark_sink.delta.compaction import compact
 from spark_sink.replica import as_of, merge
 from spark_sink.replica.current import read_replica
@@ -29,6 +32,7 @@ from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append
 from support.cli_process import spark_cli
+from support.logging_state import logging_as_before
 from support.snapshots import TableCopies
 
 pytestmark = pytest.mark.spark
@@ -254,8 +258,12 @@ class Later(datetime):
         return cls(2026, 1, 1, 1, 1, tzinfo=UTC)
 
 
-def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_snapshot_gives_a_new_beginning(
+    database: postgres.Database, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a server: the command purges while a copy is in progress. That copy can then not be landed, but the next one can."""
+    # The command has the session of the tests (system/test_process.py tests how it starts its own one).
+    monkeypatch.setattr(purge_command, "warehouse_session", lambda *_, **__: nullcontext(spark))
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
         "create table t (id int primary key, v text)",
@@ -272,8 +280,9 @@ def test_a_snapshot_gives_a_new_beginning(database: postgres.Database, spark: Sp
         road.execute("delete from t where id = 5")
         road.run()
         ((now,),) = road.query("select now()")
-        arguments = ("--before", now.isoformat(), "--table", "public.t")
-        done = spark_cli("purge", "--warehouse", str(road.warehouse), *arguments)
+        arguments = ("--warehouse", str(road.warehouse), "--before", now.isoformat(), "--table", "public.t")
+        with logging_as_before():
+            done = CliRunner().invoke(purge_command.command, arguments)
         assert done.stdout == "public.t: 14 rows removed\n"
 
     with pytest.raises(CdcpipeError, match="changelog was purged up to"):

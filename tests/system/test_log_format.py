@@ -1,7 +1,6 @@
-"""--log-format json of `cdcpipe`, `land` and `run` at work: what stderr has."""
+"""--log-format json of `cdcpipe` and `land` at work: what stderr has. (test_metrics.py has `run`.)"""
 
 import json
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -62,17 +61,3 @@ def test_a_signal_before_the_end_is_an_object(database: postgres.Database, slot:
         rest = [json.loads(line) for line in process.stderr]
         assert process.wait(60) == 0
     assert rest[-1]["part"] == "progress"
-
-
-@pytest.mark.spark
-def test_a_run_says_objects_also_for_spark(database: postgres.Database, slot: str, tmp_path: Path) -> None:
-    tables = ["--staging", str(tmp_path / "staging"), "--warehouse", str(tmp_path / "warehouse")]
-    code, lines = spark(database, slot, "run", *tables, "--available-now", "--conf", "spark.log.level=INFO")
-    said = [json.loads(line) for line in lines]
-    assert code == 0
-    assert "1 change in 1 table" in said[-1]["message"]
-    of_spark = [each for each in said if each["part"].startswith("spark.")]
-    assert len(of_spark) > 20
-    assert {each["level"] for each in of_spark} <= {"info", "warn", "error"}
-    assert all(re.fullmatch(r"\S{23}Z", each["time"]) for each in said)
-    assert "CANARY" not in "".join(lines)

@@ -1,5 +1,7 @@
 """--metrics of `cdcpipe`, `land` and `run` on a real server, scraped as by Prometheus."""
 
+import json
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +31,7 @@ def slot(database: postgres.Database) -> str:
 
 def change(database: postgres.Database, first: int, last: int) -> None:
     with database.connect() as connection:
-        connection.execute("insert into fruit select i, 'x' from generate_series(%s::int, %s::int) i", (first, last))
+        connection.execute("insert into fruit select i, 'CANARY' from generate_series(%s::int, %s::int) i", (first, last))
 
 
 def wal_lsn(database: postgres.Database) -> int:
@@ -151,11 +153,14 @@ def test_a_launcher_shows_what_its_streamer_spills(database: postgres.Database, 
 
 
 @pytest.mark.spark
-def test_a_run_shows_its_tables(database: postgres.Database, slot: str, tmp_path: Path) -> None:
+def test_a_run_shows_its_tables_and_says_objects_also_for_spark(database: postgres.Database, slot: str, tmp_path: Path) -> None:
+    """One run for --metrics and for --log-format json (test_log_format.py has the commands without Spark)."""
     port = free_port()
     options = ["-d", database.dsn, "-S", slot, "--publication", "p", "--staging", str(tmp_path / "staging")]
     options += ["--warehouse", str(tmp_path / "warehouse"), "--metrics", str(port), "--replica-interval", "0.1"]
-    with subprocess.Popen([*SPARK_COMMAND, "run", *options], stderr=subprocess.PIPE, text=True) as process:
+    options += ["--log-format", "json", "--conf", "spark.log.level=INFO"]
+    log = tmp_path / "log"
+    with log.open("w") as stderr, subprocess.Popen([*SPARK_COMMAND, "run", *options], stderr=stderr) as process:
         try:
             scraped(port, "cdcpipe_server_up", 1)
             before = wal_lsn(database)
@@ -175,4 +180,11 @@ def test_a_run_shows_its_tables(database: postgres.Database, slot: str, tmp_path
             assert process.wait(60) == 0
         finally:
             process.kill()
-            process.communicate()
+    lines = log.read_text().splitlines()
+    said = [json.loads(line) for line in lines]
+    assert "1,000 changes in 1 table" in said[-1]["message"]
+    of_spark = [each for each in said if each["part"].startswith("spark.")]
+    assert len(of_spark) > 20
+    assert {each["level"] for each in of_spark} <= {"info", "warn", "error"}
+    assert all(re.fullmatch(r"\S{23}Z", each["time"]) for each in said)
+    assert "CANARY" not in "".join(lines)
