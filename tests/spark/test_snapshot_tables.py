@@ -14,6 +14,7 @@ from typing import Any
 import postgres
 import pytest
 
+import spark_sink
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.changelog.tables import changelogs_of
@@ -355,7 +356,9 @@ def write(database: postgres.Database, chance: random.Random, stopping: threadin
             connection.execute(statement)
 
 
-def test_certain_failures_show_at_once(database: postgres.Database, spark: Any, tmp_path: Path) -> None:
+def test_certain_failures_show_at_once(
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute("create table t (id int primary key)", "create table other (id int)", "create publication everything for table t")
     road.land()
@@ -373,10 +376,10 @@ def test_certain_failures_show_at_once(database: postgres.Database, spark: Any, 
     state = json.dumps({"version": 1, "slot": road.slot, "is_complete": False})
     (road.warehouse / "_cdcpipe/snapshot.json").write_text(state)
     assert "with --snapshot never run gives it up" in run_spark_cli("snapshot", *common, "--table", "public.t").stderr
-    given = [*common, "-S", road.slot, "--publication", road.publication, "--staging", str(road.staging)]
-    ended = run_spark_cli("run", *given, "--snapshot", "never", "--available-now")
-    assert (ended.returncode, "the initial snapshot is given up" in ended.stderr) == (ExitCode.SUCCESS, True), ended.stderr
+    config = LauncherConfig(road.slot, road.staging, (road.publication,), ("-d", database.dsn), available_now=True)
+    spark_sink.run(spark_sink.RunConfig(config, road.warehouse, snapshot="never"), spark)
+    assert "the initial snapshot is given up" in caplog.text
     assert [str(each.table) for each in waiting(Warehouse.existing(road.warehouse))] == ["public.t"]
-    copied = run_spark_cli("snapshot", *common, "--table", "public.t")
-    assert (copied.returncode, waiting(Warehouse.existing(road.warehouse))) == (ExitCode.SUCCESS, []), copied.stderr
+    road.snapshot("t")
+    assert waiting(Warehouse.existing(road.warehouse)) == []
     road.connection.close()
