@@ -39,6 +39,7 @@ __all__ = [
     "slot_columns",
     "slot_in_use_message",
     "start_stream",
+    "what_frees",
 ]
 
 
@@ -252,7 +253,7 @@ def check_free(slot: Slot) -> None:
         hint = "connect to the primary; or wait for the promotion: --poll-mode, --standby; or make another slot here: -S NAME -c"
         raise InitError(slot_in_use_message(slot), hint=hint)
     if not slot.is_free:
-        raise SlotInUseError(slot_in_use_message(slot), hint="stop that consumer, or wait for it: --poll-mode, --standby")
+        raise SlotInUseError(slot_in_use_message(slot), hint=f"{what_frees(slot)}, or wait for it: --poll-mode, --standby")
 
 
 def check_no_gap(connection: Connection, name: str, expected_lsn: int) -> None:
@@ -312,6 +313,20 @@ def slot_in_use_message(slot: Slot) -> str:
     if slot.confirmed_flush_lsn is None:
         return f"replication slot {slot.name!r} is still being created, by server process {slot.active_pid}"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
+
+
+def what_frees(slot: Slot) -> str:
+    """Return what to do so that a slot becomes free. A slot that is being created has no consumer that could be stopped."""
+    if slot.is_lost_copy:
+        return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
+    if slot.is_passing_copy:
+        return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
+    if slot.is_copy:
+        return "promote this standby"
+    if slot.confirmed_flush_lsn is None:
+        end = "let the running transactions end, for which its creation waits"
+        return f"SELECT pg_log_standby_snapshot() on the primary, and {end}" if slot.in_recovery else end
+    return "stop that consumer"
 
 
 def start_stream(

@@ -18,7 +18,7 @@ from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
-from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error, slot_in_use_message
+from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error, slot_in_use_message, what_frees
 from cdcpipe.subcommands.creation import asked_publications, check_new_slot, find_or_create_slot
 
 __all__ = ["LOOK_S", "poll_until_free", "wait_until_free"]
@@ -68,17 +68,9 @@ def wait_until_free(
             said = state
         waited_s = clock() - started_at
         if config.duration_s is not None and waited_s >= config.duration_s:
-            raise SlotInUseError(f"{state}; waited {waited_s:.1f} s", hint=f"wait longer (-u), or {_ends_waiting(slot)}")
+            raise SlotInUseError(f"{state}; waited {waited_s:.1f} s", hint=f"wait longer (-u), or {what_frees(slot)}")
         remaining_s = config.interval_s if config.duration_s is None else config.duration_s - waited_s
         sleep(max(0.0, min(config.interval_s, remaining_s)))
-
-
-def _ends_waiting(slot: Slot) -> str:
-    if slot.is_lost_copy:
-        return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
-    if slot.is_passing_copy:
-        return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
-    return "promote this standby" if slot.is_copy else "stop that consumer"
 
 
 def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:

@@ -10,8 +10,9 @@ import pytest
 
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
 from cdcpipe.errors import LostSlotError, SlotDoesNotExistError, SlotInUseError
-from cdcpipe.replication.slots import Slot, slot_in_use_message
+from cdcpipe.replication.slots import Slot, check_free
 from cdcpipe.subcommands import poll
+from spark_sink.client.failure import Failure
 from support.slots import SLOT
 
 COPY = replace(SLOT, active_pid=7, temporary=True, failover=True, synced=True, in_recovery=True)
@@ -24,6 +25,8 @@ COPY = replace(SLOT, active_pid=7, temporary=True, failover=True, synced=True, i
         (replace(COPY, temporary=False), False, "promote this standby"),
         (replace(COPY, temporary=False, wal_status="lost"), True, "look at the slot on the primary"),
         (replace(COPY, temporary=False, synced=False), False, "stop that consumer"),
+        (replace(SLOT, active_pid=7, confirmed_flush_lsn=None), False, "(-u), or let the running transactions end"),
+        (replace(SLOT, active_pid=7, confirmed_flush_lsn=None, in_recovery=True), False, "on the primary, and let the running"),
     ],
 )
 def test_a_copy_that_a_promotion_would_lose_is_a_warning(
@@ -38,9 +41,19 @@ def test_a_copy_that_a_promotion_would_lose_is_a_warning(
 
 
 def test_a_slot_in_creation_has_no_consumer() -> None:
-    """The process that makes it uses it, too."""
-    message = slot_in_use_message(replace(SLOT, active_pid=7, confirmed_flush_lsn=None))
-    assert message == "replication slot 'shop' is still being created, by server process 7"
+    """The process that makes it uses it, too. Whoever stopped it would stop the creation."""
+    with pytest.raises(SlotInUseError) as caught:
+        check_free(replace(SLOT, active_pid=7, confirmed_flush_lsn=None))
+    assert caught.value.message == "replication slot 'shop' is still being created, by server process 7"
+    hint = "let the running transactions end, for which its creation waits"
+    assert caught.value.hint == f"{hint}, or wait for it: --poll-mode, --standby"
+    assert Failure(9, caught.value.message, caught.value.hint).hint == hint
+
+
+def test_a_slot_in_use_has_a_consumer() -> None:
+    with pytest.raises(SlotInUseError) as caught:
+        check_free(replace(SLOT, active_pid=7))
+    assert caught.value.hint == "stop that consumer, or wait for it: --poll-mode, --standby"
 
 
 LOST = replace(COPY, temporary=False, wal_status="lost", invalidation_reason="wal_removed")
