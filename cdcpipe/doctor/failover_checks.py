@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from cdcpipe.doctor.facts import Facts, Server, Unreachable
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import set_globally
-from cdcpipe.replication.slots import FAILOVER_SINCE
+from cdcpipe.doctor.words import lost, set_globally
+from cdcpipe.replication.slots import FAILOVER_SINCE, what_frees
 from cdcpipe.sql import quote_literal
 
 __all__ = ["CHECKS"]
@@ -114,9 +114,8 @@ def standbys(facts: Facts) -> Iterator[Verdict]:
             fix = f"SELECT pg_drop_replication_slot({quote_literal(found.name)}) there, if the server was the primary before"
             yield warning(f"slot {found.name!r} is one of its own, and no copy", why, fix, subject=server.address)
         elif found.temporary or found.is_lost_copy:
-            what = "is not yet a lasting copy" if found.temporary else f"is lost ({found.invalidation_reason})"
-            fix = "let the slot's consumer go on; once the primary's slot has moved, the copy lasts"
-            yield warning(f"slot {facts.asked.slot!r} {what}", _NOT_AFTER_PROMOTION, fix, subject=server.address)
+            what = lost(found) if found.is_lost_copy else "is not yet a lasting copy"
+            yield warning(f"slot {found.name!r} {what}", _NOT_AFTER_PROMOTION, what_frees(found), subject=server.address)
         else:
             yield ok(f"it has a copy of slot {found.name!r}", subject=server.address)
 

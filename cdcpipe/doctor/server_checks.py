@@ -11,7 +11,7 @@ from typing import Final
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import set_globally
+from cdcpipe.doctor.words import lost, set_globally
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.units import counted, format_duration, format_size
@@ -294,8 +294,7 @@ def _problem(facts: Facts, slot: Slot) -> Verdict | None:
         why = "nobody can stream from it before this standby is promoted"
         return error(f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c")
     if slot.is_lost:
-        reason = f" ({slot.invalidation_reason})" if slot.invalidation_reason else ""
-        return error(f"{what} is lost{reason}", "changes are missing for good", anew)
+        return error(f"{what} {lost(slot)}", "changes are missing for good", anew)
     if slot.wal_status == "unreserved":
         return error(
             f"{what} is beyond max_slot_wal_keep_size", "the next checkpoint may remove WAL that it needs", "stream from it now"

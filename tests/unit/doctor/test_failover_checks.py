@@ -71,8 +71,9 @@ COPY = slot(synced=True, failover=True, in_recovery=True)
         (standby(COPY), ["ok there:5432: it has a copy of slot 's'"]),
         (standby(), ["warning there:5432: slot 's' is not there … not there, and all tables … pg_sync_replication_slots()"]),
         (standby(slot(synced=False)), ["warning one of its own … SELECT pg_drop_replication_slot('s') there"]),
-        (standby(replace(COPY, temporary=True)), ["warning not yet a lasting copy"]),
-        (standby(replace(COPY, invalidation_reason="rows_removed")), ["warning is lost (rows_removed)"]),
+        (standby(replace(COPY, temporary=True)), ["warning not yet a lasting copy … the slot's consumer at the primary go on"]),
+        (standby(replace(COPY, invalidation_reason="rows_removed")), ["warning is lost (rows_removed): … the slot on the primary"]),
+        (standby(replace(COPY, wal_status="lost")), ["warning slot 's' is lost: after … look at the slot on the primary"]),
         (standby(COPY, settings={"sync_replication_slots": "off"}), ["warning sync_replication_slots is off … on the standby"]),
         (standby(COPY, settings={"hot_standby_feedback": "off"}), ["warning hot_standby_feedback is off"]),
         (
