@@ -126,7 +126,7 @@ PUBLICATION: Final = _option(
 )
 
 CREATE_SLOT: Final = _option(
-    "-c", "--create-slot", is_flag=True, help="Make the publications and the slot, in this order, if they do not exist."
+    "-c", "--create-slot", is_flag=True, help="If the slot does not exist, make the publications that are missing, then the slot."
 )
 
 NEW_PUBLICATION: Final = (

@@ -198,7 +198,7 @@ Example:
         type=parse_seconds,
         metavar="SECS",
         show_default="no limit",
-        help="With -L or --standby, exit with 9 after this time; 0: look once.",
+        help="With -L or --standby, exit with 9 after this time (0: look once); with -L -c, with 2 if no slot is made by then.",
     ),
     cloup.option(
         "-i",
