@@ -8,7 +8,7 @@
     _cdcpipe/snapshot/             files of the initial snapshot that are not part of a table yet (snapshot/copy.py)
     _cdcpipe/snapshot_tables/      the same of copies of single tables (snapshot/tables.py)
     _cdcpipe/snapshot_gap/         the same of copies after a gap (snapshot/gap.py)
-    _cdcpipe/*_export/             the snapshot that the server holds for one of these (snapshot/exported.py)
+    _cdcpipe/*_export/             the snapshot that the server holds for one of these (client/exported.py)
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed (landed_snapshots.py)
     _cdcpipe/masks.json            the masked columns, and the masks before (warehouse/mask_settings.py)
     _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
@@ -31,8 +31,8 @@
     replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, with Parquet a view)
     history/NAME/                  every version of the rows (replica/history_table.py; only with ``--history table``)
 
-If the warehouse is in an object store, locks and checkpoint are in the staging directory (`Warehouse.local_root`), and the
-warehouse has a file _cdcpipe/store_check (files/places.py).
+If the warehouse is in an object store, locks, checkpoint and ``*_export/`` are in the staging directory (`Warehouse.local_root`),
+and the warehouse has a file _cdcpipe/store_check (files/places.py).
 
 NAME is ``<schema>.<table>``; in both parts every byte but ``a-z 0-9 _ -`` is percent-encoded. The reasons: Spark skips names that
 begin with ``_`` or ``.``, and reads ``{a,b}`` and ``[1]`` as patterns and ``a=1`` as a partition. A table may be called ``..``, or
