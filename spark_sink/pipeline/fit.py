@@ -6,6 +6,7 @@ So does each table: another program may have set it back to an earlier version.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
@@ -15,6 +16,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, NO_COPIES, copies_until
 from spark_sink.schema.types import DELETED_AT, replica_schema
+from spark_sink.source.offsets import discard, next_range, tidy
 from spark_sink.staging.log import StagingError, epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
@@ -47,6 +49,7 @@ __all__ = [
     "name_less_readable",
     "record_epochs",
     "take_epochs",
+    "tidy_checkpoint",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -102,6 +105,25 @@ def check_checkpoint(house: Warehouse, checkpoint: Path, start: Position | None,
             hint="the checkpoint is another warehouse's, or newer than this one: delete it, and what is there goes on from where"
             " the tables are",
         )
+
+
+def tidy_checkpoint(checkpoint: Path, staging: Path, position: Position) -> None:
+    """Remove a checkpoint with which Spark could not go on, or what it would refuse in it. No stream may be running.
+
+    A checkpoint that is behind the tables is of use only if the log goes on from there. It is behind if another one was used for a
+    while (``--checkpoint``).
+    """
+    tidy(checkpoint)
+    passed: list[Position] = []
+    with suppress(StagingError):  # not one of ours: Spark says what is wrong
+        passed = [each for each in next_range(checkpoint) if each.lsn <= position.lsn]
+    for each in passed:
+        try:
+            list_segments(staging, each)
+        except StagingError:
+            _logger.info("the log does not go back to %s, where %s is: the tables go on from %s", each, checkpoint, position)
+            discard(checkpoint)
+            return
 
 
 _OLDER_STAGING = "restore the newer copy of the staging directory; without one, run --on-gap resnapshot copies the tables anew"

@@ -42,7 +42,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch, tidy
+from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, jvm, session
 from spark_sink.staging.log import Position, former_system_ids, list_segments, removed_position
@@ -371,7 +371,7 @@ class Pipeline:
         if self._max_bytes_per_trigger is not None:
             reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
         stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(self._batch)
-        tidy(self.checkpoint)
+        fit.tidy_checkpoint(self.checkpoint, self.staging, start)
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:

@@ -19,7 +19,7 @@ from spark_sink.staging.log import Position, StagingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OFFSET_FORMAT", "discard", "is_recorded", "make_durable", "micro_batch", "read_offset", "tidy"]
+__all__ = ["OFFSET_FORMAT", "discard", "is_recorded", "make_durable", "micro_batch", "next_range", "read_offset", "tidy"]
 
 OFFSET_FORMAT = 1
 
@@ -34,6 +34,16 @@ def micro_batch(checkpoint: Path, batch_id: int) -> tuple[Position | None, Posit
     """
     start = _end(checkpoint, batch_id - 1) if batch_id else None
     return start, _end(checkpoint, batch_id)
+
+
+def next_range(checkpoint: Path) -> list[Position]:
+    """Return the positions from which Spark goes on: the last end, after the start if the last micro-batch will run again.
+
+    Raises StagingError if the checkpoint can't be read.
+    """
+    offsets, commits = (_micro_batches(checkpoint / name) for name in _DIRECTORIES)
+    numbers = offsets[-1:] if offsets[-1:] == commits[-1:] else offsets[-2:]
+    return [_end(checkpoint, number) for number in numbers]
 
 
 def is_recorded(checkpoint: Path, batch_id: int) -> bool:

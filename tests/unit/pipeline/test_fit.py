@@ -18,11 +18,13 @@ from spark_sink.delta import log as delta_log
 from spark_sink.files import places
 from spark_sink.pipeline import fit
 from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
-from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.log import Epoch, Position, list_segments
+from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
+from support.segments import Log
 
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
@@ -142,3 +144,44 @@ def test_the_log_of_a_new_warehouse_has_all_changes_since_its_copies(house: Ware
     with pytest.raises(WarehouseError, match=r"copies of its tables from 0/250, .* goes back only to 1:0/400") as caught:
         fit.first_position(house, house.root, start, Position(1, removed))
     assert "--snapshot initial" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "committed", "is_of_use"),
+    [
+        ([2], 1, False),  # the log begins at 3: "the segments from ... do not exist any more"
+        ([2, 4], 1, False),  # Spark would run its last micro-batch again, and reads it from 2 on
+        ([2, 4], 2, True),
+        ([3], 1, True),
+        ([4, 5], 2, True),
+        ([2, 3], 1, False),
+    ],
+)
+def test_a_checkpoint_that_the_log_does_not_reach_any_more(
+    tmp_path: Path, offsets: list[int], committed: int, *, is_of_use: bool
+) -> None:
+    """The tables were brought further with another --checkpoint. Without it, each run ended with an error."""
+    log = Log(tmp_path / "staging")
+    ends = [Position(1, log.end_lsn), *(log.segment([]).end for _ in range(5))]
+    register_reader(log.root, "spark", ends[3], "warehouse")
+    remove_consumed(log.root)
+    assert list_segments(log.root)[0].start == ends[3]
+    checkpoint = tmp_path / "checkpoint"
+    for name in ("offsets", "commits"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"32f908df"}')
+    for number, offset in enumerate(offsets):
+        (checkpoint / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"format": 1, "position": "{ends[offset]}"}}')
+        if number < committed:
+            (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+    fit.tidy_checkpoint(checkpoint, log.root, ends[4])
+    assert checkpoint.exists() == is_of_use
+
+
+def test_the_checkpoint_of_another_program_is_left_to_spark(tmp_path: Path) -> None:
+    log = Log(tmp_path / "staging")
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id":"32f908df"}')
+    (tmp_path / "offsets/0").write_text('v1\n{}\n{"topic":{"0":5}}')
+    fit.tidy_checkpoint(tmp_path, log.root, log.segment([]).end)
+    assert (tmp_path / "offsets/0").exists()
