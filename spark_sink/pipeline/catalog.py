@@ -35,13 +35,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
 from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files import places
-from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews
+from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews, is_at, look_up
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, only, path_of, quote
@@ -75,8 +74,6 @@ _VARIANT_OF = "cdcpipe.variant_of"
 """The property of a view that names its table."""
 _PARQUET_OF = re.compile("FROM parquet.`(.*)` WITH")
 """The part of a view's text that names the directory of a Parquet changelog."""
-_NOTHING_THERE = "DELTA_PATH_DOES_NOT_EXIST"
-"""The condition of Delta's error for a name whose table is not at its place."""
 
 
 def parse_database(text: str) -> tuple[str, ...]:
@@ -234,8 +231,12 @@ class CatalogDatabase:
         former = self._gone(name)
         if former is None:
             return
-        if former.split("/")[-2:] != places.name(path).split("/")[-2:]:
+        if not is_at(former, path):
             raise self._taken(owner, name, former)
+        self._drop_left(name, former)
+
+    def _drop_left(self, name: str, former: str) -> None:
+        """Drop a name, and the views beside it, of a table that was at the place ``former``, where nothing is any more."""
         for view, of in ((f"{name}{_VARIANT}", _VARIANT_OF), (name.removesuffix(_CHANGELOG) + _HISTORY, HISTORY_OF)):
             if self._history_views.properties(self._quoted(view)).get(of) == former:
                 self._spark.sql(f"DROP VIEW {self._quoted(view)}")
@@ -243,24 +244,26 @@ class CatalogDatabase:
 
     def _gone(self, name: str) -> str | None:
         """Return the place of the table with this name if nothing is there any more; None if something is, or for no such name."""
-        try:
-            if not self._is_there(name) or self._warehouse.format.keeps_replicas:
-                return None
-        except AnalysisException as ex:
-            if ex.getCondition() != _NOTHING_THERE:
-                raise
-            return str((ex.getMessageParameters() or {}).get("path")).removeprefix("file:")
+        is_there, left = look_up(self._spark, self._quoted(name))
+        if left is not None or not is_there or self._warehouse.format.keeps_replicas:
+            return left
         found = _PARQUET_OF.search(self._described(name).get("View Text", ""))
         place = None if found is None else path_of(found[1])
         return None if place is None or self._warehouse.format.exists(Path(place)) else place
 
     def _drop(self, name: str, path: Path) -> None:
-        """Drop a name, and that of the view beside it, if they are names of the table at ``path``."""
-        if not self._is_there(name) or not _is_of(found := self._described(name), path):
+        """Drop a name, and that of the view beside it, if they are names of the table at ``path``, or of its former place."""
+        former = self._gone(name)
+        if former is not None:
+            if not is_at(former, path):
+                return
+            self._drop_left(name, former)
+        elif self._is_there(name) and _is_of(found := self._described(name), path):
+            if self._is_variant(f"{name}{_VARIANT}", path):
+                self._spark.sql(f"DROP VIEW {self._quoted(f'{name}{_VARIANT}')}")
+            self._spark.sql(f"DROP {'VIEW' if found.get('Type') == 'VIEW' else 'TABLE'} {self._quoted(name)}")
+        else:
             return
-        if self._is_variant(f"{name}{_VARIANT}", path):
-            self._spark.sql(f"DROP VIEW {self._quoted(f'{name}{_VARIANT}')}")
-        self._spark.sql(f"DROP {'VIEW' if found.get('Type') == 'VIEW' else 'TABLE'} {self._quoted(name)}")
         for known in (self._registered, self._owners, self._variants):
             known.pop(name, None)
 
@@ -298,7 +301,7 @@ class CatalogDatabase:
         )
 
     def _is_there(self, name: str) -> bool:
-        return bool(self._spark.catalog.tableExists(self._quoted(name)))
+        return look_up(self._spark, self._quoted(name))[0]
 
     def _is_variant(self, name: str, path: Path) -> bool:
         """Tell whether this is a view that this class created, of the table at ``path`` or of a table below it."""

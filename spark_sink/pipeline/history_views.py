@@ -8,7 +8,8 @@ replica/history_view.py writes the SQL of a view. It holds for the versions, the
   view that the catalog refuses: Hive's embedded metastore takes no text of more than 32,700 characters.
 
 A view's properties name its changelog, and have a digest of everything that its text was made of. A view or table that this module
-did not create is left alone, with a warning.
+did not create is left alone, with a warning. But the name of a stored history whose files were deleted is dropped, if the warehouse
+stores none any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import AnalysisException
 
 from spark_sink.files import places
 from spark_sink.replica.history_view import HistoryShape, Known, UnfitError, history_shape, known_sql, view_sql
@@ -27,6 +30,7 @@ from spark_sink.warehouse import purged_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Place, Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HISTORY_OF", "HistoryViews"]
+__all__ = ["HISTORY_OF", "HistoryViews", "is_at", "look_up"]
 
 _logger = logging.getLogger(__name__)
 
@@ -42,7 +46,8 @@ HISTORY_OF: Final = "cdcpipe.history_of"
 """The property of a view that names the changelog of its table."""
 _MADE_OF: Final = "cdcpipe.history_made_of"
 """The property with the digest."""
-
+_NOTHING_THERE: Final = "DELTA_PATH_DOES_NOT_EXIST"
+"""The condition of Delta's error for a name whose table is not at its place."""
 
 _REASON: Final = 200
 """How much of a catalog's error is shown: it may repeat the text of the view."""
@@ -86,8 +91,8 @@ class HistoryViews:
         if not has_key(self._warehouse.versions(table)):
             self._settled.add(table)
             return
-        properties = self.properties(view)
-        if properties.get(HISTORY_OF) != self._path(table) and self._spark.catalog.tableExists(view):
+        is_there, properties = self._look(view, table)
+        if is_there and properties.get(HISTORY_OF) != self._path(table):
             self._tell(table, f"{view} in the catalog is something else")
             self._settled.add(table)
             return
@@ -123,15 +128,28 @@ class HistoryViews:
     def drop(self, table: Table, view: str) -> None:
         """Drop a table's view, if there is one. `show` makes it again."""
         self.forget([table])
-        properties = self.properties(view)
+        _, properties = self._look(view, table)
         if properties.get(HISTORY_OF) == self._path(table):
             self._spark.sql(f"DROP VIEW {view}")
 
     def properties(self, name: str) -> dict[str, str]:
-        """Return the properties of a view or table in the catalog; none if it does not exist."""
-        if not self._spark.catalog.tableExists(name):
-            return {}
-        return {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+        """Return the properties of a view or table in the catalog; none if it does not exist, or is not at its place any more."""
+        return self._look(name)[1]
+
+    def _look(self, name: str, table: Table | None = None) -> tuple[bool, dict[str, str]]:
+        """Tell whether the catalog has a name, and return its properties.
+
+        The name is dropped if it is that of the stored history of ``table``, which is not there any more and is not wanted.
+        """
+        is_there, left = look_up(self._spark, name)
+        if left is not None:
+            if table is None or self._warehouse.keeps_history or not is_at(left, self._warehouse.history(table)):
+                return True, {}
+            self._spark.sql(f"DROP TABLE {name}")
+            return False, {}
+        if not is_there:
+            return False, {}
+        return True, {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
 
     def _path(self, table: Table) -> str:
         return places.name(self._warehouse.changelog(table))
@@ -142,3 +160,18 @@ class HistoryViews:
             table,
             reason,
         )
+
+
+def look_up(spark: SparkSession, name: str) -> tuple[bool, str | None]:
+    """Tell whether the catalog has a (quoted) name, and return the place of its Delta table if nothing is there any more."""
+    try:
+        return bool(spark.catalog.tableExists(name)), None
+    except AnalysisException as ex:
+        if ex.getCondition() != _NOTHING_THERE:
+            raise
+        return True, str((ex.getMessageParameters() or {}).get("path")).removeprefix("file:")
+
+
+def is_at(left: str, path: Path) -> bool:
+    """Tell whether a place is that of the table at ``path``, or was so before the warehouse was moved."""
+    return left.split("/")[-2:] == places.name(path).split("/")[-2:]

@@ -137,6 +137,34 @@ def test_a_moved_warehouse(spark: SparkSession, database: str, tmp_path: Path, c
         Pipeline(spark, log.root, tmp_path / "moved", **options).process_available()
 
 
+def test_stored_histories_that_are_not_at_their_place(
+    spark: SparkSession, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warehouse was moved, or the history was moved away: each run ended with an error of Delta Lake."""
+    log, house = Log(tmp_path / "staging"), tmp_path / "moved"
+
+    def run(root: Path, history: str) -> None:
+        log.segment([FRUIT, into(FRUIT, b"%d" % log.end_lsn, None)])
+        Pipeline(spark, log.root, root, catalog_database=database, history=history).process_available()
+
+    name = f"{database}.public__fruit__history"
+    run(tmp_path / "warehouse", "table")
+    before = names(spark, database)
+    assert "public__fruit__history" in before
+    (tmp_path / "warehouse").rename(house)
+    run(house, "table")
+    assert names(spark, database) == before
+    assert spark.table(name).count() == 2
+    (house / "history/public.fruit").rename(tmp_path / "away")
+    run(house, "table")  # a new history begins
+    assert spark.table(name).count() == 3
+    shutil.rmtree(house / "history")
+    run(house, "view")
+    assert spark.sql(f"show create table {name}").first()[0].startswith("CREATE VIEW")
+    assert spark.table(name).count() == 4
+    assert "something else" not in caplog.text
+
+
 def test_a_parquet_changelog_is_a_view(spark: SparkSession, database: str, tmp_path: Path) -> None:
     """Its directory's name is a pattern for Spark."""
     log, first = Log(tmp_path / "staging"), tmp_path / "warehouse[1]"
