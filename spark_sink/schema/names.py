@@ -127,15 +127,20 @@ class Names:
         self._of_relation[naming.relation_id] = (*self._of_relation.get(naming.relation_id, ()), naming)
 
     def undone(self, place: Place) -> list[Naming]:
-        """Return the namings that are still to be added because the server at a place has lost those that gave other names."""
-        found: dict[Table, Naming] = {}
+        """Return the namings to add at a place.
+
+        With them tables have the names again that they had before the changes that its server has lost.
+        """
+        found: list[Naming] = []
+        last_of: dict[Table, Naming] = {}
         for common_lsn, end_lsn in self.servers.lost(place):
             for home, known in self._of_home.items():
-                then = self.name(home, (common_lsn, AFTER_ALL[0]))
-                if common_lsn < known[-1].place[0] <= end_lsn and known[-1].name != then:
+                last, then = last_of.get(home, known[-1]), self.name(home, (common_lsn, AFTER_ALL[0]))
+                if common_lsn < last.place[0] <= end_lsn and last.name != then:
                     # Without its OID: that may be another table's now.
-                    found[home] = Naming((end_lsn + 1, -1), _NO_OID, known[-1].name, then, home)
-        return list(found.values())
+                    last_of[home] = Naming((end_lsn + 1, -1), _NO_OID, last.name, then, home)
+                    found.append(last_of[home])
+        return found
 
     def home(self, relation_id: int, name: Table, place: Place = AFTER_ALL) -> Table:
         """Return the home of the changes that the stream describes with this OID and name at a place.

@@ -52,8 +52,16 @@ class Servers:
         return all(first[0] <= lsn for lsn in self._common[self.number(first) : self.number(last)])
 
     def lost(self, place: Place) -> list[tuple[int, int]]:
-        """Return the changes before a place that the server there never had: those between two LSNs. Another server has none."""
-        return [each for each in zip(self._common, self._ends, strict=True) if each[0] > NOTHING and each[1] < place[0]]
+        """Return what the server at a place has lost of the changes before it, as pairs: after this LSN, up to that one.
+
+        An end to another server is not among them.
+        """
+        found: list[tuple[int, int]] = []
+        for common, end in zip(self._common, self._ends, strict=True):
+            if common > NOTHING and end < place[0]:
+                # What an earlier server had lost up to there, this one has not got either.
+                found.append((min([common, *(after for after, until in found if after < common <= until)]), end))
+        return found
 
     def is_last(self, lsn: int) -> bool:
         """Tell whether the last server, which is that of now, made the transaction that ends at an LSN."""

@@ -127,6 +127,37 @@ def test_a_rename_that_was_lost_is_undone() -> None:
     assert found(change(200, 0, X, "b"), known=newest(a=X), names=now)[0] is now
 
 
+@pytest.mark.parametrize(
+    ("common", "name"),
+    [
+        (150, "c"),  # the second one has the change at 130
+        (80, "b"),  # it goes on from where the first one had already lost changes
+        (40, "a"),  # it has lost more than the first one
+    ],
+)
+def test_what_a_second_failover_undoes(common: int, name: str) -> None:
+    """A name that the first one has lost never comes back."""
+    names = Names()
+    names.servers = Servers([100, 200], [60, common])
+    steps = rename(50, 0, X, "b"), rename(70, 0, X, "lost"), rename(130, 0, X, "c")
+    # Each server's changes come by themselves, or those of both servers come together.
+    at_once, _ = found(*steps, change(210, 0, Y, "y"), known=newest(a=X), names=names)
+    apart = names
+    for step in (*steps, change(210, 0, Y, "y")):
+        apart, _ = found(step, known=newest(a=X), names=apart)
+    late, _ = found(*steps, known=newest(a=X), names=names)
+    for naming in late.undone((210, 0)):
+        late.add(naming)
+    for now in (at_once, apart, late):
+        called = [now.name(named("a"), (lsn, 0)).name for lsn in (55, 75, 101, 140, 201)]
+        assert called == ["b", "lost", "b", "c", name]
+        assert now.undone((300, 0)) == []
+    # Nothing of the first server has come to the tables.
+    early, _ = found(*steps[:2], known=newest(a=X), names=names)
+    undone = [(each.place[0], each.former.name, each.name.name) for each in early.undone((210, 0))]
+    assert undone == [(101, "lost", "b"), *([(201, "b", "a")] if common == 40 else [])]
+
+
 def test_a_copy_of_another_server_tells_nothing_of_the_tables_before_it() -> None:
     """It may be there before the changes from before the gap: these are in the log, and the copy does not wait for them."""
     names = Names()

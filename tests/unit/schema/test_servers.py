@@ -38,6 +38,8 @@ def test_a_server_that_lost_changes_has_those_before_them() -> None:
         assert [servers.is_one((lsn, 7), (other, 0)) for other in (1, 40, 41, 61)] == of_each, lsn
     assert [servers.lost((lsn, 0)) for lsn in (40, 41, 61)] == [[], [(30, 40)], [(30, 40), (55, 60)]]
     assert [servers.is_last(lsn) for lsn in (20, 30, 31, 55, 56, 61)] == [False, True, False, True, False, True]
+    # The second one goes on from among the changes that the first one had lost already.
+    assert Servers([40, 60, 80], [20, 30, 35]).lost((81, 0)) == [(20, 40), (20, 60), (20, 80)]
 
 
 def test_a_log_of_one_server() -> None:
