@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from spark_sink.schema.table import AFTER_ALL
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.published_tables import Seen, SeenTable, read
 
@@ -114,7 +115,7 @@ class FormerNames:
                 here = (each for each in reversed(versions) if self._called.servers.is_one(each.place, (lsn, 0)))
                 newest = next(here, None)
                 if newest is not None and newest.relation_id in numbers:
-                    names |= {home, self._called.name(home)}
+                    names |= {home, self._called.name(home), self._called.name(home, (lsn, AFTER_ALL[0]))}
         return names
 
     def _look_at(self, lsn: int) -> _Look | None:

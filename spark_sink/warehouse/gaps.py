@@ -141,21 +141,28 @@ def servers(house: Warehouse) -> Servers:
 def names(house: Warehouse) -> Names:
     """Return the names of the tables, as of now. They go only by OIDs that the server at a place has.
 
-    Once the tables are behind lost changes, tables that were renamed there have their former names again.
+    Tables whose renames were lost have their former names behind these changes, even if the tables have not come there yet.
     """
     found = house.names()
     found.servers = servers(house)
-    if found.servers.lost(AFTER_ALL):  # a warehouse without a gap may have no source yet
-        position = house.source().position
-        for naming in found.undone((0, 0) if position is None else (position.lsn + 1, -1)):
-            found.add(naming)
+    for naming in found.undone(AFTER_ALL):
+        found.add(naming)
     return found
 
 
 def record_names(house: Warehouse) -> Names:
-    """Do the same, and record and tell the names that tables have again. Only the process that records names may call this."""
-    found = names(house)
-    new = found.namings[len(house.names().namings) :]
+    """Do the same, and record and tell the names that tables have again. Only the process that records names may call this.
+
+    Tables that are not behind lost changes yet keep the names that these gave: more of them may come.
+    """
+    found = house.names()
+    found.servers = servers(house)
+    if not found.servers.lost(AFTER_ALL):  # a warehouse without a gap may have no source yet
+        return found
+    position = house.source().position
+    new = found.undone((0, 0) if position is None else (position.lsn + 1, -1))
+    for naming in new:
+        found.add(naming)
     if new:
         house.write_names(found)
     for each in new:

@@ -13,6 +13,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import Masks
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
@@ -161,6 +162,19 @@ def test_a_server_that_lost_changes_has_the_tables_from_before(house: Warehouse)
     assert [former_at(house, number, 100) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], ["lost"]]
     assert [former_at(house, number, 101) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], []]
     assert former_at(house, ROOT, 50) == []
+
+
+def test_a_name_that_a_server_has_lost(house: Warehouse) -> None:
+    """Rows came under it before the gap, and under the former name before and behind it, wherever the tables are."""
+    home, kept, lost = (Table("public", name) for name in ("home", "kept", "lost"))
+    house.write_versions(home, [version(10, 0, ID, LEAF)])
+    house.write_names(Names([Naming((50, 0), LEAF, home, kept, home), Naming((95, 0), LEAF, kept, lost, home)]))
+    gap = Gap(90, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=100, gap=gap)])
+    for lsn in (97, 100):
+        house.record(Position(1, lsn))
+        assert {"home", "lost"} <= set(former_at(house, LEAF, 98))
+        assert former_at(house, LEAF, 101) == ["home", "kept"]
 
 
 def test_pg_upgrade_behind_a_gap_to_another_server(house: Warehouse) -> None:

@@ -11,7 +11,8 @@ from spark_sink.schema.table import Table
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, landed_snapshots
+from spark_sink.warehouse import gaps, landed_snapshots, published_tables
+from spark_sink.warehouse.published_tables import Seen, SeenTable
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
@@ -96,7 +97,8 @@ def test_oids_and_names_that_a_server_has_lost(tmp_path: Path, caplog: pytest.Lo
     gap = Gap(100, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=gap)])
     house.record(Position(1, 180))  # changes that were lost are still to come to the tables
-    assert str(Homes(house).table(16384, other)) == "public.last"
+    assert str(Homes(house).table(16384, other)) == "public.other"  # the server has lost them
+    assert gaps.record_names(house).name(FRUIT) == last
     house.record(Position(2, 200))
     for _ in range(2):
         assert str(Homes(house).table(16384, other)) == "public.other"
@@ -108,6 +110,22 @@ def test_oids_and_names_that_a_server_has_lost(tmp_path: Path, caplog: pytest.Lo
     # What nobody knows of another server holds, although it has lost changes, too.
     gaps.record(house, [replace(EPOCH, number=3, start_lsn=300, gap=replace(gap, after_lsn=250), former_system_id="7")])
     assert Homes(house).table(16384, FRUIT) == replace(FRUIT, number=16384)
+
+
+def test_a_copy_before_the_last_changes_that_were_lost(tmp_path: Path) -> None:
+    """The only rename of a table was lost. The gap's copy goes to its tables as soon as the gap is known."""
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    house.write_names(Names([Naming((150, 0), 16384, FRUIT, Table("public", "other"), FRUIT)]))
+    gap = Gap(100, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=gap)])
+    found = {FRUIT: [version(50, 0, ID, 16384)]}
+    published_tables.write(house, Seen("7123", 300, {16384: SeenTable("public", "fruit", 16384, True, (7,), None)}))
+    for lsn in (180, 200):
+        house.record(Position(1, lsn))
+        assert Homes(house).table(16384, FRUIT) == FRUIT
+        assert str(Homes(house).table(16384, FRUIT)) == "public.fruit"
+        assert published_tables.unpublished(house, found) == set()
 
 
 def test_oids_end_where_another_server_begins(tmp_path: Path) -> None:
