@@ -15,6 +15,7 @@ after a kill, also if the next run has another ``--renamed``.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from spark_sink.schema.names import Names, Naming
@@ -84,6 +85,8 @@ class _Finder:
         self._before = names
         self._is_following = is_following
         self._versions = versions
+        self._known = {home: [(each.place, each.relation_id) for each in found] for home, found in versions.items()}
+        """For each home, at which places a table with which OID had it: as its versions tell, and what was seen since."""
         self._server = -1
         self._ended: set[Table] = set()
         """The homes whose OIDs are those of a former server."""
@@ -98,17 +101,18 @@ class _Finder:
             return
         for naming in self.names.undone(place):
             self._add(naming)
-        known = {home: self._until_now(versions) for home, versions in self._versions.items()}
-        new = {home: each[-1] for home, each in known.items() if each and before < servers.number(each[-1].place)}
-        own = {home: [version for version in each if servers.is_one(version.place, place)] for home, each in known.items()}
+        known = {home: self._until_now(found) for home, found in self._known.items()}
+        new = {home: each[-1] for home, each in known.items() if each and before < servers.number(each[-1][0])}
+        own = {home: [each for each in found if servers.is_one(each[0], place)] for home, found in known.items()}
         here = {home: each[-1] for home, each in own.items() if each}
-        self._relation_of |= {home: each.relation_id for home, each in (new | here).items()}
-        self._home_of = {each.relation_id: home for home, each in sorted(here.items(), key=lambda item: (item[1].place, item[0]))}
+        self._relation_of |= {home: relation_id for home, (_, relation_id) in (new | here).items()}
+        in_order = sorted((seen_at, home, relation_id) for home, (seen_at, relation_id) in here.items())
+        self._home_of = {relation_id: home for _, home, relation_id in in_order}
         self._ended = self._relation_of.keys() - here.keys()
 
-    def _until_now(self, versions: Sequence[Version]) -> list[Version]:
-        """Return the versions of a table on the server of now, and on those before it."""
-        return [each for each in versions if self._before.servers.number(each.place) <= self._server]
+    def _until_now(self, known: Sequence[tuple[Place, int]]) -> list[tuple[Place, int]]:
+        """Return what is known of a home on the server of now, and on those before it, in order. Copies may be from behind it."""
+        return sorted((each for each in known if self._before.servers.number(each[0]) <= self._server), key=itemgetter(0))
 
     def _add(self, naming: Naming) -> None:
         if self.names is self._before:
@@ -122,6 +126,7 @@ class _Finder:
         if home.number and not self.names.has(home):
             self._add(Naming(place, relation_id, use.name, use.name, home))
         self._relation_of[home], self._home_of[relation_id] = relation_id, home
+        self._known.setdefault(home, []).append((place, relation_id))
         self._ended.discard(home)
 
     def hear(self, place: Place, described: TableDescription) -> None:

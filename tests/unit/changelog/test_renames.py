@@ -105,6 +105,12 @@ def test_a_server_that_lost_changes_gives_their_oids_to_other_tables() -> None:
     assert (lines, now.home(X, named("new"))) == (["public.a is public.new now: its tables go on under the new name"], named("a"))
     assert now.home(Z, named("other")) == named("other")
     assert [names.home(Y, named(name), (200, 0)) for name in "bc"] == [named("b")] * 2
+    # Nor does one in the same segments. Those tell as the versions do, from the first change of a table on.
+    seen = change(40, 0, X, "a"), change(60, 0, Z, "lost"), rename(200, 0, X, "new"), rename(210, 0, Z, "other")
+    for more in ((), (change(60, 1, X, "a"),), (change(60, 1, Z, "a"),)):
+        now, lines = found(*seen, *more, known={}, names=names)
+        assert lines == ["public.a is public.new now: its tables go on under the new name"]
+        assert [now.home(*each) for each in ((X, named("new")), (Z, named("other")))] == [named("a"), named("other")]
 
 
 def test_a_rename_that_was_lost_is_undone() -> None:
