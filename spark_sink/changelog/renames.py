@@ -156,7 +156,7 @@ class _Finder:
         This is recorded, so that a copy need not wait for the table's first change (snapshot/homes.py).
         """
         holder = self.names.holder(name, place)
-        if holder in self._relation_of and not self.names.is_called(relation_id, name):
+        if holder in self._relation_of and not self.names.is_called(relation_id, name, place):
             self._add(Naming(place, relation_id, name, name, holder))
 
     def _is_ahead(self, home: Table, place: Place) -> bool:

@@ -154,10 +154,11 @@ class Names:
         held = self.holder(name, place)
         return Table(name.schema, name.name, relation_id) if held is None else held
 
-    def is_called(self, relation_id: int, name: Table) -> bool:
-        """Tell whether ``name`` is the last name that is recorded of the table with this OID."""
-        known = self._of_relation.get(relation_id, ())
-        return len(known) > 0 and known[-1].name == name
+    def is_called(self, relation_id: int, name: Table, place: Place = AFTER_ALL) -> bool:
+        """Tell whether ``name`` is the last name that is recorded of the table with this OID, on the server at a place."""
+        known = (each for each in reversed(self._of_relation.get(relation_id, ())) if self.servers.is_one(each.place, place))
+        last = next(known, None)
+        return last is not None and last.name == name
 
     def holder(self, name: Table, place: Place = AFTER_ALL) -> Table | None:
         """Return the home of the table with this name; None if the home of this name belongs to a table that has another name."""

@@ -17,7 +17,7 @@ from spark_sink.warehouse.warehouse import encode_name
 from support.ddl_messages import ddl, described
 from support.descriptions import ID, table, version
 
-X, Y, Z = 1, 2, 3
+X, Y, Z = 11, 12, 13
 
 
 def named(name: str, number: int = 0) -> Table:
@@ -82,7 +82,7 @@ def test_another_server_has_other_tables_under_the_same_oids() -> None:
     known = newest(a=X) | {named("d"): [version(150, 0, ID, X)]}
     now, lines = found(rename(200, 0, X, "a"), known=known, names=names)
     assert lines == [
-        "another table is public.a now: the tables of the dropped one go on as public.a~1",
+        "another table is public.a now: the tables of the dropped one go on as public.a~11",
         "public.d is public.a now: its tables go on under the new name",
     ]
     assert (now.home(X, named("a")), now.name(named("a"))) == (named("d"), named("a", X))
@@ -130,6 +130,7 @@ def test_a_rename_that_was_lost_is_undone() -> None:
         assert (now.home(X, named("b")), shown(now, named("a"))) == (named("a"), ["public.b"])
         assert now.undone((300, 0)) == []
         assert now.home(Z, named("c"), (200, 0)) == named("c")  # the lost name is free
+        assert [now.is_called(X, named(name)) for name in "abc"] == [False, True, False]
     assert found(change(200, 0, X, "b"), known=newest(a=X), names=now)[0] is now
 
 
@@ -206,14 +207,14 @@ def test_a_name_that_comes_back() -> None:
 def test_a_dropped_table_loses_its_name() -> None:
     """It does so when another table is renamed to it. A table that is created goes on in its tables."""
     names, lines = found(change(8, 0, Y, "b"), rename(10, 0, X, "b"), known=newest(a=X, b=Y))
-    assert shown(names, named("a"), named("b")) == ["public.b", "public.b~2"]
+    assert shown(names, named("a"), named("b")) == ["public.b", "public.b~12"]
     assert lines == [
-        "another table is public.b now: the tables of the dropped one go on as public.b~2",
+        "another table is public.b now: the tables of the dropped one go on as public.b~12",
         "public.a is public.b now: its tables go on under the new name",
     ]
     assert names.home(Y, named("b"), (8, 0)) == named("b")
     assert names.home(Z, named("b"), (20, 0)) == named("a")
-    assert encode_name(named("b", 2)) == "public.b~2"
+    assert encode_name(named("b", Y)) == "public.b~12"
 
 
 @pytest.mark.parametrize(
@@ -244,6 +245,14 @@ def test_a_table_that_is_made_anew_and_has_no_change_yet() -> None:
     assert names.home(Y, named("a")) == names.home(X, named("a")) == named("a")
     assert [names.is_called(number, named("a")) for number in (X, Y, Z)] == [False, True, False]
     assert names.since(named("a")) is None
+    # Another server that has not lost these changes, or one that has.
+    for common, is_known in ((10, True), (9, False)):
+        names.servers = Servers([100], [common])
+        assert [names.is_called(Y, named("a"), (lsn, 0)) for lsn in (100, 101)] == [True, is_known]
+        # What a server tells of such a table is recorded once for it.
+        again, _ = found(rename(20, 0, Y, "a"), rename(200, 0, Y, "a"), rename(201, 0, Y, "a"), known=newest(a=X), names=names)
+        assert [naming.place[0] for naming in again.namings] == ([10] if is_known else [10, 200])
+    names.servers = Servers()
     # With another name before its first change it has tables of its own.
     names, _ = found(rename(20, 0, Y, "c"), change(20, 0, Y, "c"), names=names, known=newest(a=X))
     assert names.home(Y, named("c")) == named("c")
