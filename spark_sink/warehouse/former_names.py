@@ -12,7 +12,7 @@ tables may still get changes from before the gap when the catalog of the other s
 last look at the former server until then.
 
 A server that has lost changes has the tables from before these. Nobody knows whether a look saw a table that was lost. So a look
-counts on both sides: a mask may be asked for in vain, but none is missing.
+counts for the server before the loss and for the one after it: a mask may be demanded that is not needed, but none is missed.
 """
 
 from __future__ import annotations
@@ -93,8 +93,13 @@ class FormerNames:
             seen = seen.earlier
 
     def is_plain(self, relation_id: int, lsn: int) -> bool:
-        """Tell whether a table is known to have no partitions: then it never gets any."""
+        """Tell whether a table is known to have no partitions: then it never gets any.
+
+        Nothing is known behind lost changes that the look may have seen: the OID may be another table's there.
+        """
         look = self._look_at(lsn)
+        if look is not None and any(after < look.seen.lsn for after, _ in self._called.servers.lost((lsn, 0))):
+            return False
         known = None if look is None else look.seen.tables.get(relation_id)
         return known is not None and known.parts is not None and set(known.parts) == {relation_id}
 

@@ -162,6 +162,10 @@ def test_a_server_that_lost_changes_has_the_tables_from_before(house: Warehouse)
     assert [former_at(house, number, 100) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], ["lost"]]
     assert [former_at(house, number, 101) for number in (ROOT, LEAF, OTHER)] == [["orders"], ["leaf"], []]
     assert former_at(house, ROOT, 50) == []
+    # It may be one of a partitioned table there.
+    assert [FormerNames(house).is_plain(ROOT, lsn) for lsn in (100, 101)] == [True, False]
+    write(house, replace(look(seen_table(ROOT, "orders"), system_id="8"), lsn=90))  # before the changes that were lost
+    assert [FormerNames(house).is_plain(ROOT, lsn) for lsn in (100, 101)] == [True, True]
 
 
 def test_a_name_that_a_server_has_lost(house: Warehouse) -> None:
