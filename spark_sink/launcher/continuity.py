@@ -21,6 +21,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | an accepted one, with another slot | a gap: nobody knows what happened before this slot was made |
 | an accepted one, and a recorded gap (diverged.json) | that gap: the slot may be one that a launcher made before it was killed |
 | an accepted one, with tables whose log is not there any more | a gap |
+| an accepted one that the tables know already, while the log is an older copy from before that | a gap |
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 | the same, with a timeline that branched off before the tables, or before the newest copy of one | a gap |
 | the same, with a server that has gone back behind the newest copy of a table (`tables_gone_back`, diverged.json) | a gap |
@@ -106,7 +107,7 @@ class Log:
 
     @property
     def fed_by_another(self) -> FedTables | None:
-        """The tables, if another log has fed them, up to their position; also one of which this one is an older copy.
+        """The tables, if their position is not in this log: another log has fed them, or this one is an older copy of theirs.
 
         A launcher that knows tables begins an epoch with a number beyond theirs (`Opening`).
         """
@@ -129,8 +130,8 @@ class Verdict:
     """Whether a launcher that is already in an epoch needs another one."""
     resume_lsn: int = 0
     """Where the stream goes on after a gap."""
-    is_log_right: bool = False
-    """After a recorded_gap: whether only the tables have changes that never happened, and the log has none."""
+    lost_after_lsn: int | None = None
+    """After a divergence: where the changes of the log begin that never happened, if those of the tables begin elsewhere."""
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
@@ -286,21 +287,29 @@ def judge_own_history(log: Log, verdict: Verdict, prepared: Prepared, copied_lsn
         raise StagingError(
             f"the tables in {tables.name} come from the server with system id {tables.system_id}, and their log is not there: this"
             f" one was begun without them, on the server with system id {last.system_id}",
-            hint="connect to their server, and give their staging directory; or move everything out of this one, and start run with"
-            f" --accept-system-id {prepared.system_id} --on-gap resnapshot",
+            hint="connect to their server, and give their staging directory if it still exists; otherwise move everything out of"
+            f" this one, and start run with --accept-system-id {prepared.system_id} --on-gap resnapshot",
         )
     tables = replace(tables, staging=None)  # what is there now is not their log
     own = judge_lost_log(tables, prepared, prepared.system_id, copied_lsn, now)  # `judge` has refused one that is not accepted
-    if own.gap is None or not (own.gap.is_divergence or own.former_system_id):
-        return verdict  # whether the slot is beyond what they have: the log tells that
-    resume_lsn = max(verdict.resume_lsn, own.resume_lsn, log.end_lsn)
     found = verdict.gap
-    if found is not None and found.is_divergence and found.after_lsn <= own.gap.after_lsn:
+    if found is None and verdict.former_system_id is not None and (own.gap is not None or tables.position.lsn > log.end_lsn):
+        # The log is that of the server before pg_upgrade. So it cannot tell what they lack, and they are not in it.
+        own_gap = own.gap or _lost_log(tables, f"the slot is at {format_lsn(int(prepared.confirmed_flush_lsn))}", now)
+    elif own.gap is None or not (own.gap.is_divergence or own.former_system_id):
+        return verdict  # whether the slot is beyond what they have: the log tells that
+    else:
+        own_gap = own.gap
+    resume_lsn = max(verdict.resume_lsn, own.resume_lsn, log.end_lsn)
+    if found is not None and found.is_divergence and found.after_lsn <= own_gap.after_lsn:
         return replace(verdict, resume_lsn=resume_lsn)
-    after_lsn = own.gap.after_lsn if found is None else min(own.gap.after_lsn, found.after_lsn)
-    is_divergence = own.gap.is_divergence or int(prepared.confirmed_flush_lsn) < resume_lsn
-    gap = replace(own.gap, after_lsn=after_lsn, is_divergence=is_divergence)
-    return replace(verdict, gap=gap, is_new_epoch=True, resume_lsn=resume_lsn, is_log_right=True)
+    after_lsn = own_gap.after_lsn if found is None else min(own_gap.after_lsn, found.after_lsn)
+    is_divergence = own_gap.is_divergence or int(prepared.confirmed_flush_lsn) < resume_lsn
+    gap = replace(own_gap, after_lsn=after_lsn, is_divergence=is_divergence)
+    lost_after_lsn = log.end_lsn
+    if found is not None and found.is_divergence:  # the log, too, has changes that never happened
+        gap, lost_after_lsn = replace(gap, lost=found.lost), found.after_lsn
+    return replace(verdict, gap=gap, is_new_epoch=True, resume_lsn=resume_lsn, lost_after_lsn=lost_after_lsn)
 
 
 def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:

@@ -35,13 +35,14 @@ from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_dire
 from spark_sink.staging.same_source import check_source, is_elsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from threading import Event
 
     from spark_sink.client.failure import Failure
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.staging.gap import Gap
+    from spark_sink.staging.log import Epoch
     from spark_sink.staging.writer import StagingWriter
 
 __all__ = ["Opening", "plugin_options", "slot_arguments"]
@@ -133,14 +134,17 @@ class Opening:
         recorded_gap.record(self._config.staging, gap)
         return gap
 
-    def _counted(self, gap: Gap) -> Gap:
-        """Return a gap of changes that never happened with their number, if the log has some of them."""
+    def _counted(self, gap: Gap, after_lsn: int | None = None) -> Gap:
+        """Return a gap of changes that never happened with their number, if the log has some: those after ``after_lsn``.
+
+        None: those after the beginning of the gap.
+        """
         try:
             from spark_sink.staging.changes import count_changes
         except ImportError:  # pyarrow is not installed: landing does not need it
             return gap
         try:
-            found = count_changes(self._config.staging, gap.after_lsn)
+            found = count_changes(self._config.staging, gap.after_lsn if after_lsn is None else after_lsn)
             return replace(gap, lost=found) if found.transactions else gap
         except StagingError as ex:  # it must not hide the gap
             _logger.warning("the changes that never happened can't be counted: %s", ex)
@@ -253,22 +257,29 @@ class Opening:
         recorded = recorded.of_log(end.lsn)
         if recorded.lsn < end.lsn:
             recorded = account.Account(end.lsn, _written_at(root, end))
-        known_gap = recorded_gap.read(root)
-        if any(epoch.gap == known_gap for epoch in epochs):  # the launcher was killed before it removed the record
-            known_gap = None
         # Later the tables are further, and what they have read is removed.
         begin = 0 if self.position.epoch else begin_lsn(root, epochs)
-        return Log(epochs, end.lsn, recorded, self._tables, known_gap, begin_lsn=begin)
+        return Log(epochs, end.lsn, recorded, self._tables, self._recorded_gap(epochs), begin_lsn=begin)
+
+    def _recorded_gap(self, epochs: Sequence[Epoch]) -> Gap | None:
+        """Return the recorded gap that no epoch has; None if there is none."""
+        found = recorded_gap.read(self._config.staging)
+        # The launcher that has begun the epoch may have been killed before it removed the record.
+        return None if any(epoch.gap == found for epoch in epochs) else found
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""
         log = self._log()
         verdict = self._judge_new(prepared) if log is None else self._judge_next(log, prepared)
-        if verdict.gap is not None and verdict.gap.is_divergence and verdict.gap.lost is None and not verdict.is_log_right:
-            verdict = replace(verdict, gap=self._counted(verdict.gap))
-        if verdict.gap is not None:
-            self._take_gap(verdict.gap, verdict.resume_lsn)
-        return verdict
+        gap = verdict.gap
+        if gap is None:
+            return verdict
+        if gap.is_divergence and gap.lost is None:
+            gap = self._counted(gap, verdict.lost_after_lsn)
+        if self._recorded_gap(list_epochs(self._config.staging)) not in (None, gap):
+            recorded_gap.record(self._config.staging, gap)  # the tables or the count have made it another one
+        self._take_gap(gap, verdict.resume_lsn)
+        return replace(verdict, gap=gap)
 
     def _judge_next(self, log: Log, prepared: Prepared) -> Verdict:
         config = self._config

@@ -1,4 +1,4 @@
-"""Keeps a gap that one launcher has seen, and that a later one could not see any more, until the log has it. No pyspark.
+"""Keeps a gap that a later launcher could not see any more, until an epoch of the log names it. No pyspark.
 
 A server that was restored from an older copy of its disk keeps its system identifier and timeline, and uses positions of the log
 again for other changes. This shows only until its WAL has passed the end of the log. So the launcher that sees it records the gap,

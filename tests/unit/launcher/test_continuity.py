@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdcpipe.lsn import LSN
+from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.continuity import (
     FedTables,
@@ -485,7 +485,7 @@ def test_tables_of_another_log_have_what_a_new_primary_never_had(copied_lsn: int
     found = judged_with_tables(LANDED, copied_lsn)
     assert found.gap is not None
     assert (found.gap.after_lsn, found.resume_lsn, found.gap.is_divergence) == (0x650, resume_lsn, True)
-    assert (found.is_new_epoch, found.account_lsn, found.is_log_right) == (True, None, True)
+    assert (found.is_new_epoch, found.account_lsn, found.lost_after_lsn) == (True, None, 0x900)
     cause = "timeline 2 branched off at 0/650, but the tables in /warehouse have changes of timeline 1 up to 0/700"
     assert found.gap.cause.startswith(cause)
     assert found.gap.cause.endswith("and their log is not there")  # it was in /staging, where there is another log now
@@ -546,13 +546,38 @@ def test_tables_of_another_log_go_on_with_an_accepted_server_after_a_gap(is_acce
     assert found.former_system_id == (None if is_accepted_before else "7")
 
 
-@pytest.mark.parametrize(("later", "after", "is_own"), [(0x800, 0x650, True), (0x640, 0, False)])
-def test_the_first_place_where_tables_or_log_differ_from_the_server_counts(later: int, after: int, is_own: bool):
+@pytest.mark.parametrize(("later", "after", "lost_after", "is_own"), [(0x800, 0x650, 0x800, True), (0x640, 0, None, False)])
+def test_the_first_place_where_tables_or_log_differ_from_the_server_counts(
+    later: int, after: int, lost_after: int | None, is_own: bool
+):
     """After another promotion the log, too, has changes that never happened. The second server does not know the log's timeline."""
     history = ((1, 0x650), (2, later)) if is_own else ((1, later),)
     found = judged_with_tables(LANDED, timeline=3, timeline_history=history)
     assert found.gap is not None
-    assert (found.gap.after_lsn, found.resume_lsn, found.is_log_right) == (after, 0x900, is_own)
+    assert (found.gap.after_lsn, found.resume_lsn, found.lost_after_lsn) == (after, 0x900, lost_after)
+
+
+def test_the_lost_changes_of_a_recorded_gap_stay_counted():
+    lost = LostChanges(2, {"public.a": 3}, 0x900)
+    recorded = Gap(0x800, "gone back", 0.0, 0.0, is_divergence=True, lost=lost)
+    found = judged_with_tables(replace(LANDED, recorded_gap=recorded))
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.gap.lost, found.lost_after_lsn) == (0x650, lost, 0x800)
+
+
+@pytest.mark.parametrize(("confirmed", "resume_lsn"), [(0x2000, 0x2000), (0x900, 0x900), (0x800, 0x900)])
+def test_tables_of_an_accepted_server_do_not_go_on_with_the_log_from_before_pg_upgrade(confirmed: int, resume_lsn: int):
+    """An older copy of the staging directory: the slot goes on where the log ends, but the tables are not in the log."""
+    tables = replace(TABLES, system_id="8", position=Position(5, 0x900))
+    log = Log([EPOCH], 0x600, Account(0x600, 5.0), tables)
+    server = {"system_id": "8", "timeline": 1, "timeline_history": (), "confirmed_flush_lsn": LSN(confirmed)}
+    found = judged_with_tables(log, accepted="8", **server)
+    assert found.gap is not None
+    assert (found.gap.after_lsn, found.resume_lsn, found.former_system_id) == (0x900, resume_lsn, "7")
+    assert found.gap.is_divergence == (confirmed < resume_lsn)
+    assert f"and the slot is at {format_lsn(confirmed)}" in found.gap.cause
+    in_order = replace(log, tables=replace(tables, position=Position(5, 0x600)))
+    assert judged_with_tables(in_order, accepted="8", **server | {"confirmed_flush_lsn": LSN(0x600)}).gap is None
 
 
 def test_a_plain_gap_of_the_log_begins_where_its_tables_differ():

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,7 +39,9 @@ from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
 from spark_sink.staging import account, copied, lock, recorded_gap
+from spark_sink.staging.changes import count_changes
 from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import lock_owner
 from spark_sink.staging.log import (
     Epoch,
@@ -648,6 +651,36 @@ def test_the_copies_of_tables_that_lost_their_log_tell_that_the_server_was_resto
     [epoch] = list_epochs(made.staging)
     assert epoch.gap is not None
     assert (epoch.start_lsn, epoch.gap.is_divergence, recorded_gap.read(made.staging)) == (0x901, True, None)
+
+
+def test_a_recorded_gap_of_the_log_and_one_of_its_tables_are_one(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """`land` has found that the server went back. `run` finds in its tables what a new primary never had, too, and before that."""
+    history = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/80"}], "confirmed": "0/100", "wal_lsn": "0/9000"}
+    made = fake(WORK, [history] * 2 + [history | {"confirmed": "0/300"}] * 4)
+    made.run()
+    end = log_end(made.staging)
+    assert end is not None
+    lost = count_changes(made.staging, 0x200)
+    assert 0 < lost.transactions < count_changes(made.staging, 0x90).transactions
+    recorded_gap.record(made.staging, Gap(0x200, "the server has gone back", 0.0, 0.0, is_divergence=True))
+
+    def launcher(**options: Any) -> Launcher:
+        made_one = Launcher(made.config(**options))
+        made_one.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x150), timeline=1)
+        return made_one
+
+    with pytest.raises(GapError, match=f"branched off at 0/80, .*; they are {re.escape(str(lost))}") as caught:
+        launcher().start()
+    assert f"after you have deleted {made.staging / recorded_gap.NAME}" in (caught.value.hint or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_gap, "remove", lambda _: None)  # killed before it
+        with launcher(on_gap="resnapshot") as healing:
+            assert healing.progress.gaps == 1
+    epoch = list_epochs(made.staging)[-1]
+    assert epoch.gap is not None
+    assert (epoch.gap.after_lsn, epoch.gap.lost) == (0x80, lost)
+    made.run()
+    assert list_epochs(made.staging)[-1].gap is None
 
 
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
