@@ -24,7 +24,7 @@ from cdcpipe.threads import have_no_blas_threads
 from spark_sink.commands import signals
 from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
-from spark_sink.commands.system_limits import described
+from spark_sink.files.system_limits import described
 from spark_sink.spark import without_pandas
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from spark_sink.commands.configured import ConfiguredCommand, long_name
 from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, noted_staging_option
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
-from spark_sink.commands.system_limits import of_system
 from spark_sink.commands.watch import watching
+from spark_sink.files.system_limits import of_system
 from spark_sink.staging import samples
 from spark_sink.staging.log import read_chain
 from spark_sink.status.check import Limit, Limits, State, judge, unknown

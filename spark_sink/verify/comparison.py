@@ -16,7 +16,8 @@ replica is not compared. With Parquet the replica is a view over the changelog, 
 replica keeps (``--deletes soft``) are left out.
 
 A snapshot keeps the locks of its tables until its end, and all sessions share the server's table of locks. So many tables are
-compared in parts, each with a snapshot of its own. Once a table has been compared, no later error takes its result away.
+compared in parts, each with a snapshot of its own. Once a table has been compared, no later error takes its result away: only a
+defect of cdcpipe does.
 
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
@@ -38,6 +39,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, commit_path, pin
+from spark_sink.files.system_limits import described
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.replay import LAST_LSN, replay
 from spark_sink.schema.table import NATIVE, Table, has_key, key_lost_at
@@ -133,8 +135,8 @@ def verify(
     ``connection`` has options of `cdcpipe`, ``("-d", "shop")``. By default ``staging`` is the directory that the warehouse records.
     ``tell`` is called with the present step, and with the share of the work that is done (0 to 1).
 
-    If an error prevents the comparison of a table, and no table was compared before, it is raised. Later it is the ``problem`` of
-    this table and of those after it.
+    An error is raised if no table has been compared before. Once a table has been compared, the error is the ``problem`` of all
+    tables that were not; only a defect of cdcpipe is raised then, too.
 
     Tables with nothing to compare are left out: a table that never had a key, so that it has no replica; and a table that has
     become a partition of another published table, if its changes now come as changes of that table. If such a table is named, this
@@ -163,7 +165,7 @@ def verify(
             comparison = _Comparison(spark, house, part, server, max_keys)
             try:
                 comparison.begin_certain(place, time.monotonic() + timeout_s, tell_part, are_named=bool(tables))
-                if number == len(parts) and not tables:
+                if number == 1 and not tables:
                     unknown = _unknown(house, server, tell)
                 for result in comparison.run(tell_part):
                     results.append(result)
@@ -179,9 +181,11 @@ def verify(
 def _failed(tables: Sequence[Table], ex: Exception) -> list[TableResult]:
     """Return a result for each of the tables that an error has left uncompared. Raises an error that nothing explains."""
     error = session.ended_error() if jvm.has_ended(jvm.END_S) else explained(ex)
-    if not isinstance(error, CdcpipeError):
+    known = (error.message, error.hint) if isinstance(error, CdcpipeError) else described(ex)
+    if known is None:
         raise ex
-    problem = error.message if error.hint is None else f"{error.message}; {error.hint}"
+    _logger.info("not compared", exc_info=ex)
+    problem = "; ".join(filter(None, known))
     return [TableResult(table, problem=problem) for table in tables]
 
 

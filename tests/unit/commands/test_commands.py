@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
-from spark_sink.commands import system_limits
 from spark_sink.commands.parameters import DIRECTORY
+from spark_sink.files import system_limits
 from support.cli_process import SPARK_COMMAND, run_spark_cli
 from support.forked_commands import ForkedCommands
 from support.paths import ROOT

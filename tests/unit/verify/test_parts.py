@@ -1,5 +1,6 @@
 """Tables are compared in parts: each takes few of the locks for which the server has room."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -117,8 +118,9 @@ def test_what_was_compared_stays_if_a_later_part_cannot_be(house: Warehouse) -> 
     Comparison.stopped_at = "large"
     results, _ = compared(house)
     problems = {each.table.name: each.problem for each in results if each.problem != "no process takes them; start run"}
-    assert (list(problems), Comparison.parts[-1]) == (["huge", "a", "b", "c"], ["large"])
-    assert [each.table.name for each in results[len(problems) :]] == ["large", "no"]
+    assert (list(problems), Comparison.parts[-1]) == (["huge", "a", "b", "c", "new"], ["large"])
+    assert problems.pop("new") is not None
+    assert [each.table.name for each in results[len(problems) : -1]] == ["large", "no"]
     Comparison.stopped_at = "b"
     with pytest.raises(VerifyError):
         compared(house)
@@ -130,15 +132,19 @@ def test_what_was_compared_stays_if_a_later_part_cannot_be(house: Warehouse) -> 
         (InitError("public.b is locked"), "public.b is locked"),
         (ConnectionClosedError("the connection was lost", hint="start again"), "the connection was lost; start again"),
         (SparkError("no room"), "Spark failed: no room; "),
+        (OSError(errno.EMFILE, "Too many open files", "a.json"), "a.json: Too many open files; raise the limit of open files: "),
+        (OSError(errno.ENXIO, "No such device", "a.json"), "a.json: No such device; -v shows where this happened"),
+        (MemoryError(), "out of memory; give the process more memory: "),
     ],
 )
 def test_what_was_compared_stays_if_a_later_table_fails(house: Warehouse, ex: Exception, problem: str) -> None:
     """A lock of another session, or a lost connection, used to take away what an hour had found."""
     Comparison.failing = ("b", ex)
     results, _ = compared(house)
-    assert [each.table.name for each in results] == ["huge", "a", "b", "c", "large", "no"]
+    assert [each.table.name for each in results] == ["huge", "a", "b", "c", "large", "no", "new"]
     assert results[1].is_equal
-    assert {(each.problem or "")[: len(problem)] for each in results[2:]} == {problem}
+    assert {(each.problem or "")[: len(problem)] for each in results[2:-1]} == {problem}
+    assert "the warehouse has no such table" in (results[-1].problem or "")
     Comparison.failing = ("a", ex)
     with pytest.raises(type(ex)):  # nothing was compared
         compared(house)

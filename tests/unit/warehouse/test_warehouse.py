@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
-from spark_sink.commands.system_limits import described
 from spark_sink.files.local import DamagedFileError, read_json, write_json
+from spark_sink.files.system_limits import described
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
