@@ -1,4 +1,4 @@
-"""The thread class of all our packages, work in the background, and how many threads numpy may start.
+"""The thread class of all our packages, what a ``with`` starts and stops, and how many threads numpy may start.
 
     worker = Worker(target=copy, name="cdcpipe-snapshot", daemon=True)
     worker.start()
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Background", "Worker", "have_no_blas_threads"]
+__all__ = ["Background", "Startable", "Worker", "have_no_blas_threads"]
 
 
 def have_no_blas_threads() -> None:
@@ -65,7 +65,39 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
         return self.ident is not None and not self._has_ended.is_set()
 
 
-class Background:
+class Startable:
+    """What a ``with`` starts, and stops at its end. The end then raises the error of the work, unless the block has raised one.
+
+    The end does nothing in a child process that was forked in the block, and leaves it with `sys.exit`: the work is its parent's.
+    """
+
+    _pid = 0
+
+    def start(self) -> Self:
+        """Start the work."""
+        raise NotImplementedError
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, and raise the error that ended the work, if any. Returns False if ``timeout_s`` have passed."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End the work, and wait for its end."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._pid = os.getpid()
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        if self._pid != os.getpid():
+            return
+        self.stop()
+        if kind is None:
+            self.wait()
+
+
+class Background(Startable):
     """Work in a thread of its own. It ends by itself, with an error, or soon after `request_stop`.
 
     A subclass does the work in `_work`, and ends it early once ``self._stopping`` is set. Its owner writes:
@@ -103,14 +135,6 @@ class Background:
         """Ask for a clean end, and wait for it. Call `wait` to learn whether there was an error."""
         self.request_stop()
         self._thread.join_if_started()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        self.stop()
-        if kind is None:
-            self._raise_error()
 
     @property
     def has_ended(self) -> bool:

@@ -96,7 +96,7 @@ class _Inherited:
     def is_of(self, path: Path) -> bool:
         """Tell whether these are still the file ``path``: somebody may have removed the directory since.
 
-        They never are in a process that was forked: what it took and released would be the lock of its parent.
+        In a forked child they never are: with these files it would take and release its parent's lock.
         """
         try:
             return self._pid == os.getpid() and os.path.samestat(os.fstat(self.alone), path.stat())
@@ -113,11 +113,11 @@ class _Inherited:
         try:
             yield self.shared
         finally:
-            if self._pid == os.getpid():  # in a forked child, `_counting` may be kept for ever
+            if self._pid == os.getpid():  # in a forked child, a thread that is not there may hold `_counting`
                 with self._counting:
                     self._sharing -= 1
                     if not self._sharing:
-                        _release(self.shared, self._pid)
+                        fcntl.flock(self.shared, fcntl.LOCK_UN)
 
 
 _inherited: dict[Path, _Inherited] = {}

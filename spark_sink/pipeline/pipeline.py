@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.measures import Histogram
+from cdcpipe.threads import Startable
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
@@ -55,7 +56,6 @@ from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
@@ -76,7 +76,7 @@ _NOTING_S = 5.0
 """How long to wait for Spark to record the end of a micro-batch, for its query to stop, and for merges after an error."""
 
 
-class Pipeline:
+class Pipeline(Startable):
     """Keeps the tables of one warehouse in step with one staging directory.
 
     ``keys`` names the columns that identify a table's rows, ``{"public.orders": ["id"]}``. Only a table with REPLICA IDENTITY FULL
@@ -324,14 +324,6 @@ class Pipeline:
         """Make an error of a thread that follows the changelogs the error of the pipeline, and stop the query."""
         self._error = self._error or own_error(ex)  # the first error is kept
         self._stop_query()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        self.stop()
-        if kind is None:
-            self.wait()
 
     @property
     def progress(self) -> PipelineProgress:

@@ -84,8 +84,14 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
             gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, **kept}))
     finally:
         _output.close_writer()
-    atexit.register(_output.take)  # an entry of the log that came just before the end is shown
+    atexit.register(_take_at_the_end, _output, os.getpid())
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def _take_at_the_end(found: JvmOutput, pid: int) -> None:
+    """Show an entry of the log that came just before the end. A forked child leaves it to the process that has started the JVM."""
+    if pid == os.getpid():
+        found.take()
 
 
 def _inherited(locks: Iterable[Path]) -> list[int]:

@@ -1,6 +1,7 @@
 """Threads: a waiter that is interrupted, and work in the background."""
 
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -125,6 +126,30 @@ def test_work_in_the_background_ends_when_it_is_asked_to() -> None:
     assert counting.wait()
     assert counting.error is None
     Counting().stop()  # it was never started
+
+
+_FORKED = """
+import os, signal, sys
+from cdcpipe.threads import Background
+class Waiting(Background):
+    def _work(self):
+        self._stopping.wait()
+with Waiting("waiting") as waiting:
+    if not (child := os.fork()):
+        signal.alarm(20)
+        if sys.argv[1] == "exit":
+            sys.exit()
+    else:
+        assert os.waitpid(child, 0)[1] == 0
+        assert not waiting.has_ended
+"""
+
+
+@pytest.mark.parametrize("ending", ["exit", "the end of the block"])
+def test_a_forked_child_that_ends_does_not_stop_the_work_of_its_parent(ending: str) -> None:
+    """It used to wait for ever for a thread that it does not have."""
+    ended = subprocess.run([sys.executable, "-c", _FORKED, ending], stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_owner_of_work_in_the_background_gets_its_error() -> None:

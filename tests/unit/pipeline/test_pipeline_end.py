@@ -113,6 +113,20 @@ def pipeline_at(lsn: int, clock: Clock, directory: Path, monkeypatch: pytest.Mon
     return made
 
 
+def test_a_forked_child_that_ends_does_not_stop_its_parents_pipeline(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would stop the query, by the connection of its parent to the JVM."""
+    query = Query(clock)
+    made = pipeline(query, tmp_path, monkeypatch)
+    parent = os.getpid()
+    with monkeypatch.context() as patch, made:
+        patch.setattr(os, "getpid", lambda: parent + 1)
+    assert (query.starts, query.timeouts, made._stopping.is_set()) == (1, [], False)
+    made.stop()
+    assert made._stopping.is_set()
+
+
 def test_what_an_epoch_says_is_recorded_before_the_log_may_remove_it(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdcpipe import logs
+from spark_sink.spark import jvm
 from spark_sink.spark.jvm_output import JvmOutput
 from support.waiting import until
 
@@ -137,3 +138,14 @@ def test_the_jvm_never_waits_for_a_full_pipe(monkeypatch: pytest.MonkeyPatch) ->
         output.close_writer()
         assert process.wait(60) == 0
     until(lambda: output.has_ended)
+
+
+def test_a_forked_child_leaves_the_last_words_to_its_parent(capfd: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(holds=False)
+    with output._lock:  # so that only this thread takes them
+        os.write(output.writer, f"{ENTRY}\n".encode())
+        jvm._take_at_the_end(output, os.getpid() + 1)
+        assert capfd.readouterr().err == ""
+        jvm._take_at_the_end(output, os.getpid())
+        assert capfd.readouterr().err == f"{ENTRY}\n"
+    output.close_writer()
