@@ -13,7 +13,7 @@
     masks.json                                       the masks of the tables that the log feeds (table_masks.py)
     diverged.json                                    a gap that would not show later, and that no epoch has yet (recorded_gap.py)
     last_error.json                                  the error with which the last run or land ended (last_error.py)
-    history.jsonl                                    rates and lags of the last day (history.py)
+    history.jsonl                                    rates and lags of the last day (samples.py)
     lock                                             held by the launcher (lock.py)
 
 The log is one chain. Each segment starts where the one before it ends. An epoch starts where the log ended when its launcher

@@ -151,9 +151,9 @@ def names(house: Warehouse) -> Names:
 
 
 def record_names(house: Warehouse) -> Names:
-    """Do the same, and record and tell the names that tables have again. Only the process that records names may call this.
+    """Return the names of the tables; record and log each former name that a table has again.
 
-    Tables that are not behind lost changes yet keep the names that these gave: more of them may come.
+    Only the process that records names may call this. Tables that are not behind lost changes yet keep the names that these gave: more of them may come.
     """
     found = house.names()
     found.servers = servers(house)
