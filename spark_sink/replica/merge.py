@@ -306,7 +306,7 @@ def _merge_piece(
                 delta.overwrite(path, rows)
             else:
                 delta.create(path, rows, replica_properties(warehouse, piece.key, columns))
-        check_growth(table, piece, summary.growth, existing_rows(delta.read(spark, path)).count(), want)
+        check_growth(table, piece, reduction.growth(changes, summary), existing_rows(delta.read(spark, path)).count(), want)
         return
     wanted = [changes.schema[name] for name in columns]
     if summary.exact:

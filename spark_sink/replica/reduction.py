@@ -52,6 +52,7 @@ __all__ = [
     "data_columns",
     "events_of",
     "exact_names",
+    "growth",
     "held",
     "is_lost",
     "key_sql",
@@ -92,7 +93,7 @@ class Summary:
     keyless: int
     """How many changes lack a value of the key."""
     growth: int
-    """The number of inserts minus the number of deletes, after the last TRUNCATE or DROP TABLE if there is one."""
+    """The number of inserts minus the number of deletes, also before a TRUNCATE or DROP TABLE. See `growth`."""
     ranges: tuple[tuple[int, int] | None, ...] = ()
     """For each column of the key its least and its greatest value, if it is an integer."""
 
@@ -206,9 +207,6 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
     integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
-    is_before, is_delete = F.col("_cdc_end_lsn") == 0, F.col("_cdc_op") == "delete"  # a deleted row of the replica is a delete
-    begins = F.col("_cdc_op").isin("insert", "snapshot") | (is_before & ~is_delete)
-    growth = F.count_if(begins) - F.count_if(is_delete & ~is_before)
     # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(
         F.count("*").alias("count"),
@@ -219,13 +217,12 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max(begins_row() & leaves_out).alias("has_partial_begins"),
         F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
         F.count_if(lacks_key(key)).alias("keyless"),
-        growth.alias("growth"),
+        _growth().alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
     ).collect()[0]
     has_names = row["truncates"] or row["partial"] or row["inexact"]
     truncated_at, unchanged, exact = _names(changes) if has_names else (None, (), ())
-    grown = row["growth"] if truncated_at is None else _after(changes, truncated_at).agg(growth).collect()[0][0]
     return Summary(
         count=row["count"],
         truncated_at=truncated_at,
@@ -235,9 +232,25 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
-        growth=grown,
+        growth=row["growth"],
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
     )
+
+
+def growth(changes: DataFrame, summary: Summary) -> int:
+    """Return the number of inserts minus the number of deletes, after the last TRUNCATE or DROP TABLE if there is one.
+
+    With one, Spark reads the changes once more. So only a check of the rows asks for this.
+    """
+    if summary.truncated_at is None:
+        return summary.growth
+    return int(_after(changes, summary.truncated_at).agg(_growth()).collect()[0][0])
+
+
+def _growth() -> Column:
+    is_before, is_delete = F.col("_cdc_end_lsn") == 0, F.col("_cdc_op") == "delete"  # a deleted row of the replica is a delete
+    begins = F.col("_cdc_op").isin("insert", "snapshot") | (is_before & ~is_delete)
+    return F.count_if(begins) - F.count_if(is_delete & ~is_before)
 
 
 def _after(changes: DataFrame, end: tuple[int, int, int]) -> DataFrame:

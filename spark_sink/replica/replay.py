@@ -274,7 +274,7 @@ def _rows_left(
     )
     if is_checked or piece.is_before_key:
         rows = rows.localCheckpoint()
-        check_growth(table, piece, summary.growth, rows.where(exists).count(), want)
+        check_growth(table, piece, reduction.growth(changes, summary), rows.where(exists).count(), want)
     return rows
 
 

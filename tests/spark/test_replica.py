@@ -13,7 +13,7 @@ import pytest
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
-from spark_sink.replica import merge
+from spark_sink.replica import merge, reduction
 from spark_sink.replica.fills import filled
 from spark_sink.replica.history import read_history
 from spark_sink.replica.replay import replay, without_unneeded
@@ -235,6 +235,17 @@ def test_rows_that_a_key_does_not_tell_apart_after_a_truncate_are_named(
     assert [row["k"] for row in found.collect() if deletes == "hard" or row["_cdc_deleted_at"] is None] == [2]
     assert re.findall(r"by its key \((\w+)\), (\d+) new rows are rows that the replica had already", caplog.text) == [("k", "1")]
     assert [str(each.table) for each in waiting(house)] == ["public.t"]
+
+
+def test_a_summary_does_not_count_rows_behind_a_truncate(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this Spark reads the changes once more, and only a check of the rows needs it."""
+    changes = spark.createDataFrame(
+        [*BEGINNING, change("truncate", 20, (None, None, None)), change("insert", 20, (1, 1, "a"), 1)], SCHEMA
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(reduction, "_after", None)
+        summary = reduction.summarize(changes, (("k",),))
+    assert reduction.growth(changes, summary) == 1
 
 
 def permuted(rng: random.Random, keys: int) -> tuple[list[Row], dict[int, str]]:
