@@ -85,11 +85,13 @@ class Homes:
             return
         own, known = {each.relation_id: self.table(each.relation_id, each.table) for each in tables}, self._house.all_versions()
         for home, versions in known.items():
-            for relation_id, last in {version.relation_id: version for version in versions}.items():
+            pairs = zip(versions, [*versions[1:], None], strict=True)
+            for relation_id, (last, following) in {pair[0].relation_id: pair for pair in pairs}.items():
                 table = own.get(relation_id, home)
                 if table != home and table in known and self._names.servers.is_last(last.end_lsn):
-                    # Later changes under the last version add no version.
-                    lsn = self._house.format.lsn(self._house.changelog(home)) if last is versions[-1] else None
+                    # Later changes under a version add no version: they may come up to the next one. A table that was renamed for
+                    # good may have none. It is copied once for nothing then: `want` asks for no copy that there is.
+                    lsn = self._house.format.lsn(self._house.changelog(home)) if following is None else following.end_lsn
                     yield table, max(last.end_lsn, lsn or 0)
 
     @cached_property

@@ -459,11 +459,16 @@ def test_a_table_that_was_changed_under_another_name(tmp_path: Path, monkeypatch
     house.write_versions(T, [copied[100], replace(copied[100], end_lsn=180)])
     # Another table goes through the same name. Two tables swap their names and swap back.
     house.write_versions(load, [version(110, 0, ID, 100), version(190, 0, ID, 200)])
-    assert looked(195) == [("public.other", RENAMED, 190)]
+    assert looked(195) == [("public.other", RENAMED, 190), ("public.t", RENAMED, 190)]
+    house.write_versions(T, [copied[100], replace(copied[100], end_lsn=196)])
+    house.write_versions(other, [copied[200], replace(copied[200], end_lsn=196)])
+    # The night after the other table is the first. Its description is known, so only the version of the next table tells.
+    house.write_versions(load, [version(110, 0, ID, 100), version(190, 0, ID, 200), version(198, 0, ID, 100)])
+    assert looked(199) == [("public.other", RENAMED, 198), ("public.t", RENAMED, 198)]
     house.write_versions(other, [copied[200], version(200, 0, ID, 100), replace(copied[200], end_lsn=201)])
     house.write_versions(T, [copied[100], version(200, 0, ID, 200)])
     lsns[T] = 202
-    assert looked(210) == [("public.other", RENAMED, 202), ("public.t", RENAMED, 200)]
+    assert looked(210) == [("public.other", RENAMED, 202), ("public.t", RENAMED, 201)]
 
 
 def test_a_table_that_was_renamed_for_good_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
