@@ -294,7 +294,7 @@ def assign_columns(columns: StructType, relation: Relation) -> list[StructField]
 
 
 def fields_by_name(columns: StructType, relation: Relation) -> dict[str, StructField]:
-    """Return the same by the columns' names in PostgreSQL."""
+    """Return what `assign_columns` returns, by the columns' names in PostgreSQL."""
     return dict(zip([column.name for column in relation.columns], assign_columns(columns, relation), strict=True))
 
 

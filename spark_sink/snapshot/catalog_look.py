@@ -30,7 +30,7 @@ __all__ = ["CatalogLook", "want_deleted"]
 
 _logger = logging.getLogger(__name__)
 
-RENAMED: Final = "it was changed under another name, and has its name again"
+RENAMED: Final = "it was changed under another name, and these changes are in the tables of that name"
 
 
 def want_deleted(house: Warehouse) -> None:
@@ -54,7 +54,7 @@ class CatalogLook:
         self._named_at: dict[int, int] = {}
         """For each table that had its name at the last look, too: the LSN of the first look that has seen it under this name."""
         self._compared: object = None
-        """For what `_want_renamed` has looked last."""
+        """The tables' position, and the names, of the last comparison in `_want_renamed`."""
 
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
@@ -102,7 +102,7 @@ class CatalogLook:
         """Record tables that had another name for a while, between two looks, and changed under it.
 
         The stream has these changes, but in the tables of the other name. A table that has another name since the look before is
-        not among them: it is one that came. Nor is one of which the stream may still bring changes from before it got its name.
+        not among them: it is one that came. Nor is a table whose changes from before it got its name may still be on the way.
         """
         same = {
             number: each
