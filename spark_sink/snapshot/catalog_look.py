@@ -17,6 +17,7 @@ from spark_sink.staging.log import list_epochs
 from spark_sink.staging.same_source import is_elsewhere
 from spark_sink.warehouse import gaps, published_tables, wanted_copies
 from spark_sink.warehouse.former_names import carried
+from spark_sink.warehouse.reached import reached_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,9 +111,10 @@ class CatalogLook:
             if number in before.tables and before.tables[number].table == each.table
         }
         self._named_at = {number: self._named_at.get(number, before.lsn) for number in same}
-        reached = {lsn for lsn in set(self._named_at.values()) if homes.knows(lsn)}
-        steady = [each for number, each in same.items() if self._named_at[number] in reached]
-        compared = self._warehouse.source().position, [(each.relation_id, each.table) for each in steady]
+        source = self._warehouse.source()
+        reached = reached_lsn(self._warehouse, source)
+        steady = [each for number, each in same.items() if self._named_at[number] <= reached]
+        compared = source.position, [(each.relation_id, each.table) for each in steady]
         if compared != self._compared:  # otherwise nothing can have come to other tables
             for table, lsn in homes.changed_elsewhere(steady):
                 wanted_copies.want(self._warehouse, table, lsn, RENAMED)

@@ -35,10 +35,12 @@ from spark_sink.snapshot.publication import (
     seen,
     undecided,
 )
+from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
+from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
 from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import settle, waiting
@@ -469,6 +471,24 @@ def test_a_table_that_was_changed_under_another_name(tmp_path: Path, monkeypatch
     house.write_versions(T, [copied[100], version(200, 0, ID, 200)])
     lsns[T] = 202
     assert looked(210) == [("public.other", RENAMED, 202), ("public.t", RENAMED, 201)]
+
+
+def test_a_look_asks_once_how_far_the_tables_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that came at different times asked for each time, and read the log's files each time."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    house.open(list_epochs(staging)[0])
+    house.record(Position(1, 200))
+    record_staging(house, staging)
+    catalog, asked = CatalogLook(LauncherConfig("slot", staging), house), []
+    read_account = account.read
+    monkeypatch.setattr(account, "read", lambda directory: (asked.append(directory), read_account(directory))[1])
+    for count in range(1, 5):
+        tables = [table(f"t{number}", relation_id=number, parts=[part(number)]) for number in range(100, 100 + count)]
+        monkeypatch.setattr(publication, "look", lambda *_, tables=tables, lsn=100 + count: found(*tables, lsn=lsn))
+        asked.clear()
+        assert catalog.look(lambda: False)
+    assert len(asked) == 1
 
 
 def test_a_table_that_was_renamed_for_good_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
