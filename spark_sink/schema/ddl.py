@@ -314,9 +314,12 @@ class Descriptions:
     def last_before(self, place: Place) -> Iterator[tuple[Place, TableDescription]]:
         """Yield the last description of each table up to ``place``, with its own place: also one after which the capture ended."""
         server = self.servers.number(place)
-        for (of, _), known in self._known.items():
-            found = [each for each in known.said if of == server and each.place <= place and not each.is_doubtful]
-            yield from ((each.place, each.description) for each in found[-1:])
+        for said in [known.said for (of, _), known in self._known.items() if of == server]:
+            number = bisect_right(said, place, key=attrgetter("place"))
+            while number and said[number - 1].is_doubtful:
+                number -= 1
+            if number:
+                yield said[number - 1].place, said[number - 1].description
 
     def last_place(self, relation_id: int, place: Place) -> Place | None:
         """Return the place of the last description up to ``place``; None if there is none."""
