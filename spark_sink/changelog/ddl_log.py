@@ -88,8 +88,10 @@ class DdlLog:
         if self._descriptions is not None:
             self._descriptions.end_at(*self._gaps())
 
-    def _gaps(self) -> tuple[list[int], Servers]:
-        return [each.start.lsn for each in gaps.read(self._warehouse)], gaps.servers(self._warehouse)
+    def _gaps(self) -> tuple[list[int], Servers, tuple[str, ...] | None]:
+        house = self._warehouse
+        publications = house.source().publications if house.exists else None
+        return [each.start.lsn for each in gaps.read(house)], gaps.servers(house), publications
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.schema.ddl_message import ColumnDescription, DdlMessage, TableDescription
+    from spark_sink.schema.ddl_message import ColumnDescription, DdlMessage, PublicationLists, TableDescription
 
 __all__ = ["Descriptions"]
 
@@ -120,21 +120,24 @@ class Descriptions:
         """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
         self._publications: list[Place] = []
         """Where publications may have got other columns."""
-        self._lists: dict[_Key, list[tuple[Place, frozenset[int]]]] = {}
+        self._lists: dict[_Key, list[tuple[Place, PublicationLists]]] = {}
         """For each publication that messages tell of, by its OID: from a place on, the tables that have a list of columns there."""
+        self._streamed: frozenset[str] | None = None
+        """The names of the publications that the stream has; None if nobody has told. Others are of other consumers."""
         self.servers = Servers()
         """Whose OIDs and numbers those at a place are."""
         self.is_off = False
         """Whether the last message came after the capture was removed. Such a message is not used."""
 
-    def end_at(self, gaps: Iterable[int], servers: Servers) -> None:
-        """Take the gaps of the log, in order, as the LSNs at which it goes on, and the servers.
+    def end_at(self, gaps: Iterable[int], servers: Servers, publications: Iterable[str] | None = None) -> None:
+        """Take the gaps of the log, in order, as the LSNs at which it goes on, the servers, and the streamed publications.
 
         Call this before messages from behind these gaps are added. The same server counts as another one if it never had the last
         changes before a gap: it gives their numbers to other columns.
         """
         self._gaps = [(start_lsn + 1, -1) for start_lsn in gaps]
         self.servers = servers
+        self._streamed = None if publications is None else frozenset(publications)
 
     def _key(self, relation_id: int, place: Place) -> _Key:
         return self.servers.number(place), relation_id
@@ -203,10 +206,11 @@ class Descriptions:
             self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:
             self._ends.append(place)
+        else:
+            for number, listed in said.lists.items():
+                self._lists.setdefault(self._key(number, place), []).append((place, listed))
         if said.is_of_publication:
             self._publications.append(place)
-        for number, listed in said.lists.items():
-            self._lists.setdefault(self._key(number, place), []).append((place, listed))
         return doubtful
 
     def _is_over(self, said: _Said, place: Place) -> bool:
@@ -295,10 +299,21 @@ class Descriptions:
         return not _any_between(self._publications, start, until) and self.covers(start, until)
 
     def has_list(self, relation_id: int, place: Place) -> bool:
-        """Tell whether a publication has a list of the table's columns at ``place``, as far as the messages tell."""
+        """Tell whether a streamed publication has a list of the table's columns at ``place``, as far as the messages tell.
+
+        What they told before the end of the capture or a gap does not count.
+        """
         server = self.servers.number(place)
-        told = [known[: bisect_right(known, place, key=itemgetter(0))] for (of, _), known in self._lists.items() if of == server]
-        return any(relation_id in known[-1][1] for known in told if known)
+        for told in [told for (of, _), told in self._lists.items() if of == server]:
+            number = bisect_right(told, place, key=itemgetter(0))
+            if not number:
+                continue
+            told_at, last = told[number - 1]
+            is_streamed = self._streamed is None or last.name in self._streamed
+            is_over = _any_between(self._ends, told_at, place) or _any_between(self._gaps, told_at, place)
+            if is_streamed and relation_id in last.tables and not is_over:
+                return True
+        return False
 
     def primary_key(self, relation: Relation, place: Place) -> tuple[str, ...] | None:
         """Return the primary key at ``place``, empty if there is none; None if it was not captured."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["ColumnDescription", "DdlMessage", "TableDescription", "parse"]
+__all__ = ["ColumnDescription", "DdlMessage", "PublicationLists", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
 _OIDS: Final = range(1, 1 << 32)
@@ -93,6 +93,14 @@ class TableDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicationLists:
+    """The OIDs of a publication's tables that have a list of columns there."""
+
+    name: str
+    tables: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DdlMessage:
     """What an event trigger has written: see docs/operations/ddl.md. ``tag`` is the command's, like ``ALTER TABLE``."""
 
@@ -110,8 +118,8 @@ class DdlMessage:
     """The dropped columns of each table: by the table's OID, and the column's number."""
     is_of_publication: bool = False
     """Whether the command concerns a publication, or has taken a table out of one."""
-    lists: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """For each publication that the message tells of: the OIDs of its tables that have a list of columns there."""
+    lists: Mapping[int, PublicationLists] = field(default_factory=dict)
+    """For each publication that the message tells of, by its OID: the tables with lists of columns. A dropped one has none."""
 
 
 def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
@@ -139,7 +147,14 @@ def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
             ),
             _dropped_columns(dropped),
             tag.endswith("PUBLICATION") or any(each["type"] == "publication relation" for each in dropped),
-            {_within(_OIDS, each["oid"]): _listed(each) for each in value.get("publications", ())},
+            {
+                **{
+                    _within(_OIDS, each["oid"]): PublicationLists("", frozenset())
+                    for each in dropped
+                    if each["type"] == "publication"
+                },
+                **{_within(_OIDS, each["oid"]): _listed(each) for each in value.get("publications", ())},
+            },
         )
     except (KeyError, TypeError, AttributeError, ValueError) as ex:
         raise ValueError(_NOT_OURS) from ex
@@ -154,8 +169,9 @@ def _dropped_columns(dropped: Iterable[Mapping[str, Any]]) -> dict[int, dict[int
     return found
 
 
-def _listed(publication: Mapping[str, Any]) -> frozenset[int]:
-    return frozenset(_within(_OIDS, each["oid"]) for each in publication["tables"] if each["columns"] is not None)
+def _listed(publication: Mapping[str, Any]) -> PublicationLists:
+    tables = frozenset(_within(_OIDS, each["oid"]) for each in publication["tables"] if each["columns"] is not None)
+    return PublicationLists(_name(publication["name"]), tables)
 
 
 def _table(value: Mapping[str, Any]) -> Table:

@@ -33,7 +33,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, house: Path, texts: dict[int, byte
     rows = Rows({"_cdc_end_lsn": lsn, "_cdc_ordinal": 0, "_cdc_lsn": lsn, "content": text.decode()} for lsn, text in texts.items())
     changelogs = SimpleNamespace(state=lambda _: SimpleNamespace(lsn=max(texts)), read=lambda _: rows)
     monkeypatch.setattr(ddl_log, "changelogs_of", lambda *_: changelogs)
-    nothing: Any = SimpleNamespace(root=house, source=lambda: SimpleNamespace(position=None))
+    nothing: Any = SimpleNamespace(root=house, exists=True, source=lambda: SimpleNamespace(position=None, publications=("p",)))
     return ddl_log.DdlLog(nothing, nothing)
 
 
@@ -71,3 +71,15 @@ def test_a_server_that_lost_changes_gives_their_numbers_to_other_columns(
     assert before[2].missing == "5"
     # Without lost changes the numbers go on: a column that was dropped does not come back.
     assert (None if after is None else after[2].missing) == ("7" if is_divergence else None)
+
+
+def test_only_the_lists_of_streamed_publications_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tables = [{"oid": 1, "schema": "public", "name": "t", "columns": [1, 2], "has_filter": False}]
+    texts = {
+        10: content(
+            described("id=1 a=2"), tag="CREATE PUBLICATION", publications=[{"oid": 8, "name": "another", "tables": tables}]
+        ),
+        20: content(described("id=1 a=2"), tag="CREATE PUBLICATION", publications=[{"oid": 7, "name": "p", "tables": tables}]),
+    }
+    found = recorded(monkeypatch, tmp_path, texts).descriptions
+    assert [found.has_list(1, (lsn, 0)) for lsn in (15, 25)] == [False, True]

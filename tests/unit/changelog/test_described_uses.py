@@ -202,6 +202,9 @@ def publication(columns: list[int] | None, oid: int = 7) -> dict[str, Any]:
     return {"publications": [{"oid": oid, "name": "p", "tables": tables}]}
 
 
+GONE = {"type": "publication", "oid": 7, "number": None, "schema": None, "name": "p", "column": None, "publication": None}
+
+
 def test_a_list_of_a_table_that_was_not_copied() -> None:
     """Messages about publications tell of it: that of the installation, and those of commands."""
     listed, whole = publication([1, 2]), publication(None)
@@ -217,6 +220,12 @@ def test_a_list_of_a_table_that_was_not_copied() -> None:
     # Another publication without a list does not bring the new column: the server refuses two lists of one table.
     other = ddl(7, 0, tag="CREATE PUBLICATION", **publication(None, oid=8))
     assert uses({}, other, ADDED, known=known, relation=table("id a")) == []
+    # The publication with the list is gone, or the capture has ended since: the list may be gone without a message.
+    gone = ddl(7, 0, kind="drop", tag="DROP PUBLICATION", dropped=[GONE], publications=[])
+    assert uses({}, gone, ADDED, known=known, relation=table("id a")) == [((10, 2), "id a b")]
+    for kind in "failure", "removed":
+        ended = ddl(2, 0, kind=kind, **listed), ddl(3, 0, described("id=1 a=2", key=["id"]), kind="installed")
+        assert uses({}, *ended, ADDED, known=known, relation=table("id a")) == [((10, 2), "id a b")]
 
 
 def test_the_newer_one_of_stream_and_copy_counts() -> None:

@@ -176,6 +176,15 @@ def test_a_gap_of_the_log_ends_what_was_described() -> None:
     assert not found.covers((25, 0), (30, 0))
 
 
+def test_a_gap_of_the_log_ends_what_was_told_of_lists() -> None:
+    found = Descriptions()
+    found.end_at([20], Servers())
+    tables = [{"oid": 1, "schema": "public", "name": "t", "columns": [1, 2], "has_filter": False}]
+    for lsn in 10, 30:
+        found.add((lsn, 0), message(tag="ALTER PUBLICATION", publications=[{"oid": 7, "name": "p", "tables": tables}]))
+    assert [found.has_list(1, (lsn, 0)) for lsn in (5, 15, 25, 35)] == [False, True, False, True]
+
+
 def test_another_server_has_other_tables_under_the_same_oids() -> None:
     found = Descriptions()
     found.end_at([20], Servers([20]))
