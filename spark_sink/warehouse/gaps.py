@@ -153,7 +153,8 @@ def names(house: Warehouse) -> Names:
 def record_names(house: Warehouse) -> Names:
     """Return the names of the tables; record and log each former name that a table has again.
 
-    Only the process that records names may call this. Tables that are not behind lost changes yet keep the names that these gave: more of them may come.
+    Only the process that records names may call this. Tables that are not behind the lost changes yet keep the names that these
+    gave: more of these changes may come.
     """
     found = house.names()
     found.servers = servers(house)
@@ -172,9 +173,9 @@ def record_names(house: Warehouse) -> Names:
 
 def is_at_server_of_now(house: Warehouse, epochs: Iterable[Epoch]) -> bool:
     """Tell whether the tables have all changes of former servers: what the server tells of OIDs does not hold for these."""
-    servers = Servers(epoch.start_lsn for epoch in epochs if epoch.gap is not None and epoch.former_system_id is not None)
+    by_system_id = Servers(epoch.start_lsn for epoch in epochs if epoch.gap is not None and epoch.former_system_id is not None)
     position = house.source().position
-    return servers.is_last(1 if position is None else position.lsn + 1)
+    return by_system_id.is_last(1 if position is None else position.lsn + 1)
 
 
 def open_gap(house: Warehouse) -> TablesGap | None:
