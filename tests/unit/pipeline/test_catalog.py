@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions.base import AnalysisException
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
