@@ -120,7 +120,7 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         path = self._warehouse.changelog(table)
         end = delta_log.table_end(path)
         if end is not None and end.is_restored:
-            purged_changes.record(self._warehouse, table, end.lsn)
+            purged_changes.record_restored(self._warehouse, table, end.lsn, position.lsn)
             purged_changes.check(self._warehouse, table, position.lsn - 1)
         places.move_files(directory, path, (file.name for file in files))
         file_table.commit(file_table.open_table(path), files, position, is_reached=False)

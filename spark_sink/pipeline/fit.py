@@ -156,6 +156,8 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
 def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | None]:
     """Check that each table has what it had. Returns how far each changelog and each replica is; None for one that does not exist.
 
+    Call this once the copies are finished that a killed process has left.
+
     Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Lets a table be copied whose
     changelog or replica another program has set back with RESTORE: it lacks changes since. Raises WarehouseError, too, if RESTORE
     has set back the history of the tables' schemas, or the captured DDL: these tell what a later description of a table changes.
@@ -167,14 +169,18 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     _check_without_copies(house, {table: ends.pop(house.changelog(table)) for table in NO_COPIES})
     for table in tables:
         changelog, replica = house.changelog(table), house.replica(table)
-        if ends[changelog] is None and house.versions(table)[0].end_lsn <= position.lsn:
+        versions = house.versions(table)
+        copies = copies_until(versions)  # complete ones: those of a killed process were finished, or taken back
+        if ends[changelog] is None and (copies or versions[0].end_lsn <= position.lsn):
             raise gone(house, table)
         for path in (changelog, replica):
             end = ends[path]
             if end is not None and end.is_restored:
                 if path == changelog:
-                    purged_changes.record(house, table, end.lsn)
-                want(house, table, position.lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
+                    purged_changes.record_restored(house, table, end.lsn)
+                # The newest copy may be beyond the position, and may be what RESTORE has taken.
+                since_lsn = max(position.lsn, end.lsn, *copies) + 1
+                want(house, table, since_lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
     return ends
 
 

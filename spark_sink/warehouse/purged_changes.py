@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.schema.table import AFTER_ALL, copies_until
 from spark_sink.warehouse.table_files import TableFiles
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["PurgedError", "check", "last_lsn", "record"]
+__all__ = ["PurgedError", "check", "last_lsn", "record", "record_restored"]
 
 _FILES: Final = TableFiles("purged", lambda value: int(LSN.parse(value["lsn"])))
 
@@ -24,6 +25,14 @@ class PurgedError(WarehouseError):
 def record(house: Warehouse, table: Table, lsn: int) -> None:
     """Record that a table's changelog may lack changes up to ``lsn``. Call this before any are removed."""
     _FILES.write(house, table, {"lsn": format_lsn(max(lsn, last_lsn(house, table)))})
+
+
+def record_restored(house: Warehouse, table: Table, end_lsn: int, before_lsn: int = AFTER_ALL[0]) -> None:
+    """Record what a changelog at ``end_lsn`` may lack after RESTORE: changes up to there, and the table's copies.
+
+    A copy may be later than each change. Those from ``before_lsn`` on have come after RESTORE.
+    """
+    record(house, table, max([end_lsn, *copies_until(house.versions(table), before_lsn - 1)]))
 
 
 def last_lsn(house: Warehouse, table: Table) -> int:

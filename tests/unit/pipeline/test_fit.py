@@ -62,9 +62,27 @@ def test_a_table_that_was_set_back_is_copied(house: Warehouse, what: str) -> Non
     assert house.format.lsn(path) == 20  # it says that it has what it has lost
     fit.check_tables(house, Position(1, 40))
     wanted = [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)]
-    assert wanted == [(FRUIT, f"RESTORE has set its {what} back to an earlier version", 40)]
+    assert wanted == [(FRUIT, f"RESTORE has set its {what} back to an earlier version", 41)]
     # as-of must not be asked for what the changelog has lost.
     assert purged_changes.last_lsn(house, FRUIT) == (20 if what == "changelog" else 0)
+
+
+@pytest.mark.parametrize("what", ["changelog", "replica"])
+def test_a_table_that_was_set_back_to_before_its_copy_is_copied(house: Warehouse, what: str) -> None:
+    """In a quiet database the copy is later than the position of the tables. It does not make up for its own loss."""
+    copy = replace(version(50, 0, ID), snapshot=((1, "id"),))
+    house.write_versions(FRUIT, [version(0, 0, ID), copy])
+    path = house.root / what / "public.fruit"
+    file_table.commit(file_table.open_table(path), [], Position(1, 50), is_reached=what == "replica")
+    fit.check_tables(house, Position(1, 40))
+    assert waiting(house) == []
+    commit(path, "RESTORE")
+    fit.check_tables(house, Position(1, 40))
+    assert [each.reasons[0].since_lsn for each in waiting(house)] == [51]
+    # The rows of the copy are lost, too.
+    assert purged_changes.last_lsn(house, FRUIT) == (50 if what == "changelog" else 0)
+    house.write_versions(FRUIT, [*house.versions(FRUIT), replace(copy, end_lsn=60)])
+    assert waiting(house) == []
 
 
 def test_a_copy_ends_that_a_table_counts_as_set_back(house: Warehouse) -> None:
@@ -83,9 +101,11 @@ def test_a_copy_before_the_next_start_notes_what_the_changelog_has_lost(house: W
     commit(house.changelog(FRUIT), "RESTORE")
     with pytest.raises(purged_changes.PurgedError):  # a copy from before the loss would not make up for it
         changelogs.add_snapshot(FRUIT, directory, [], Position(1, 20))
+    copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in (30, 50)]  # the first one may be lost
+    house.write_versions(FRUIT, [version(0, 0, ID), *copies])
     changelogs.add_snapshot(FRUIT, directory, [], Position(1, 50))
     fit.check_tables(house, Position(1, 60))
-    assert purged_changes.last_lsn(house, FRUIT) == 20
+    assert purged_changes.last_lsn(house, FRUIT) == 30
     assert waiting(house) == []
 
 
@@ -127,6 +147,16 @@ def test_a_changelog_that_has_gone_is_an_error(house: Warehouse) -> None:
     assert fit.check_tables(house, Position(1, 40))[house.replica(FRUIT)] is None
     shutil.rmtree(house.changelog(FRUIT))
     with pytest.raises(WarehouseError, match=r"the changelog of public\.fruit, .*, has gone"):
+        fit.check_tables(house, Position(1, 40))
+
+
+def test_a_changelog_that_has_gone_with_a_copy_is_an_error(house: Warehouse) -> None:
+    """A table that begins with a copy may begin beyond the position of the tables."""
+    shutil.rmtree(house.changelog(FRUIT))
+    house.write_versions(FRUIT, [version(50, 0, ID)])
+    fit.check_tables(house, Position(1, 40))  # a micro-batch that was killed before it made the changelog
+    house.write_versions(FRUIT, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
+    with pytest.raises(WarehouseError, match="has gone"):
         fit.check_tables(house, Position(1, 40))
 
 
