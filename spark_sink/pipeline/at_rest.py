@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.version import own_version
 from spark_sink.files.places import make_directory, map_reads, read_json, write_json
-from spark_sink.schema.table import NO_COPIES, has_key, mergeable_lsn
+from spark_sink.schema.table import NO_COPIES, copies_until, has_key, mergeable_lsn
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.staging.readers import read_readers
@@ -131,6 +131,6 @@ class Rest:
         if changelog is None or not versions or any(each is not None and each.is_restored for each in (changelog, replica)):
             return False
         merges = has_key(versions) and house.format.keeps_replicas
-        if merges and (replica is None or replica.lsn < mergeable_lsn(versions, changelog.lsn)):
+        if merges and (replica is None or replica.lsn < max([mergeable_lsn(versions, changelog.lsn), *copies_until(versions)])):
             return False
         return not house.keeps_history or stored_histories.missing_until(house, table, changelog.lsn, known_lsn) is None

@@ -207,8 +207,9 @@ def gone(house: Warehouse, table: Table) -> WarehouseError:
         return WarehouseError(message, hint="restore it; or start again: a new one begins, with the messages from now on")
     return WarehouseError(
         message,
-        hint=f"restore it; or copy the table's rows anew: {table.copying}; or, if it is not"
-        f" published any more and you do not want its tables, delete _cdcpipe/tables/{changelog.name}.json, too",
+        hint="restore it as it was last (run does not see what an older copy of it lacks); or copy the table's rows anew:"
+        f" {table.copying}; or, if it is not published any more and you do not want its tables, delete"
+        f" _cdcpipe/tables/{changelog.name}.json, too",
     )
 
 

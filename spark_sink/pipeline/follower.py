@@ -25,9 +25,10 @@ from spark_sink.delta.comments import set_comments
 from spark_sink.delta.file_table import DeltaError
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.replica import merge
-from spark_sink.schema.table import replica_begin
+from spark_sink.schema.table import copies_until, replica_begin
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.comments import commented_tables
 from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -119,8 +120,10 @@ class Follower:
                 reached = 0 if replica is None else replica.lsn
                 if replica is not None:
                     self._reached[table] = reached
-                if changelog.lsn > reached:
-                    self.record(table, Position(epoch, changelog.lsn))
+                # A finished copy may be later than each change. A replica that is before it was put back from a backup.
+                lsn = max([changelog.lsn, *gaps.complete_copies(self._warehouse, table)])
+                if lsn > reached:
+                    self.record(table, Position(epoch, lsn))
 
     def record(self, table: Table, position: Position) -> None:
         """Record that a changelog has reached a position."""
@@ -221,7 +224,9 @@ class Follower:
             self._refused[table] = position.lsn
         if not is_known:
             _logger.warning("the replica of %s stays as it is until the table is copied: %s", table, ex.message)
-        want_copy(self._warehouse, table, position.lsn, "its replica needs changes that were purged")
+        copies = copies_until(self._warehouse.versions(table))  # they were purged, too, or do not help
+        lsn = max([position.lsn, *(copy + 1 for copy in copies)])
+        want_copy(self._warehouse, table, lsn, "its replica needs changes that were purged")
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:
         MERGES.call(lambda: merge.bring(spark, self._warehouse, table, position), Exception, where=is_out_of_date)

@@ -61,7 +61,7 @@ from spark_sink.schema.table import copies_until, gone_columns, key_lost_at
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import landed_snapshots, purged_changes, unchecked_merges
+from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -91,9 +91,15 @@ _BROADCAST_ROWS = 20_000
 
 
 def bring(spark: SparkSession, warehouse: Warehouse, table: Table, until: Position) -> None:
-    """Bring a Delta replica to ``until``. Creates the replica if it does not exist."""
-    if copies_until(warehouse.versions(table)) and not delta_log.exists(warehouse.replica(table)):
-        remake(spark, warehouse, table, until)  # changes before the snapshot do not count any more
+    """Bring a Delta replica to ``until``. Creates the replica if it does not exist.
+
+    A finished copy leaves the replica at its position, or later. A replica that is before it was put back from a backup. It is made
+    anew from the copy: a merge would keep the rows that the copy does not have.
+    """
+    reached = delta_log.newest_lsn(warehouse.replica(table))
+    if gaps.is_copied_since(warehouse, table, 0 if reached is None else reached + 1):
+        lsn = max(until.lsn, *copies_until(warehouse.versions(table)))
+        remake(spark, warehouse, table, Position(until.epoch, lsn))  # changes before the snapshot do not count any more
     else:
         merge_changes(spark, warehouse, table, until)
 

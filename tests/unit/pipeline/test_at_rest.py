@@ -1,6 +1,7 @@
 """What keeps `run --available-now` from ending without Spark. tests/spark/test_at_rest.py has the rest."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from spark_sink.schema.table import NO_COPIES, Table
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.warehouse import READER
+from support.descriptions import ID, version
 from support.staged import make_epoch
 
 
@@ -37,6 +39,23 @@ def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -
     information = {"operation": "RESTORE", "operationParameters": {"version": 0}}
     delta_log.commit_path(path, 2).write_text(json.dumps({"commitInfo": information}))
     assert not rest.is_certain(lambda: False)
+
+
+def test_a_replica_from_before_the_copy_of_its_table_is_something_to_do(tmp_path: Path) -> None:
+    """In a quiet database the copy is later than each change, and the replica may seem to have them all."""
+    staging, end, fruit = tmp_path / "staging", Position(1, 0x200), Table("public", "fruit")
+    make_epoch(staging, 1, 0x100, (0x100, 0x200))
+    config = RunConfig(LauncherConfig("s", staging), tmp_path / "warehouse", heal="off", vacuum_retention_s=None)
+    house = config.house()
+    house.open(list_epochs(staging)[0])
+    house.record(end, staging)
+    register_reader(staging, READER, end)
+    house.write_versions(fruit, [version(0, 0, ID), replace(version(0x300, 0, ID), snapshot=((1, "id"),))])
+    for path in (house.changelog(fruit), house.replica(fruit)):
+        file_table.commit(file_table.define(path, StructType([StructField("id", LongType())]), {}), [], Position(1, 0x180))
+    assert not Rest(config, house).is_certain(lambda: False)
+    file_table.commit(file_table.open_table(house.replica(fruit)), [], Position(1, 0x300))
+    assert Rest(config, house).is_certain(lambda: False)
 
 
 @pytest.mark.parametrize("heal", ["off", "now"])

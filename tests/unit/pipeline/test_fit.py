@@ -146,8 +146,9 @@ def test_a_changelog_that_has_gone_is_an_error(house: Warehouse) -> None:
     shutil.rmtree(house.replica(FRUIT))
     assert fit.check_tables(house, Position(1, 40))[house.replica(FRUIT)] is None
     shutil.rmtree(house.changelog(FRUIT))
-    with pytest.raises(WarehouseError, match=r"the changelog of public\.fruit, .*, has gone"):
+    with pytest.raises(WarehouseError, match=r"the changelog of public\.fruit, .*, has gone") as caught:
         fit.check_tables(house, Position(1, 40))
+    assert "run does not see what an older copy of it lacks" in (caught.value.hint or "")
 
 
 def test_a_changelog_that_has_gone_with_a_copy_is_an_error(house: Warehouse) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.comments import Comments
 from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.purged_changes import PurgedError
+from spark_sink.warehouse.wanted_copies import waiting
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, NONE, version
 
@@ -183,6 +186,39 @@ def test_replicas_that_are_behind_are_found_in_the_tables(merges: Merges, tmp_pa
     made.look(7, {path: TableEnd(lsn, is_restored=False) for path, lsn in reached.items()})
     made.catch_up()
     assert sorted(merges.done) == [(behind, Position(7, 5)), (gone, Position(7, 3))]
+
+
+def test_a_replica_that_is_before_the_copy_of_its_table_is_behind(
+    merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has put it back from a backup. In a quiet database the copy is later than each change."""
+    monkeypatch.setattr(merge, "remake", merges.apply)
+    made = make(merges, tmp_path, 0)
+    house = Warehouse(tmp_path, "delta")
+    ends: dict[Path, TableEnd | None] = {}
+    for table, lsn in ((A, 30), (B, 20)):
+        house.write_versions(table, [version(0, 0, ID), replace(version(30, 0, ID), snapshot=((1, "id"),))])
+        file_table.commit(
+            file_table.define(house.replica(table), StructType([StructField("id", LongType())]), {}), [], Position(1, lsn)
+        )
+        ends |= {house.changelog(table): TableEnd(20, is_restored=False), house.replica(table): TableEnd(lsn, is_restored=False)}
+    made.look(1, ends)
+    made.catch_up()
+    assert merges.done == [(B, Position(1, 30))]
+
+
+def test_a_replica_whose_copy_was_purged_waits_for_another_copy(
+    merges: Merges, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.write_versions(A, [version(0, 0, ID), replace(version(30, 0, ID), snapshot=((1, "id"),))])
+    merges.error = PurgedError("no")
+    made = make(merges, tmp_path, 0)
+    file_table.commit(file_table.define(house.replica(A), StructType([StructField("id", LongType())]), {}), [], Position(1, 30))
+    made.record(A, Position(1, 30))
+    made.catch_up()
+    assert "stays as it is until the table is copied" in caplog.text
+    assert [(each.table, each.reasons[0].since_lsn) for each in waiting(house)] == [(A, 31)]
 
 
 def test_a_replica_that_does_not_exist_yet_lacks_what_came_since_its_table_began(
