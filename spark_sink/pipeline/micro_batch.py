@@ -53,7 +53,7 @@ from spark_sink.schema.types import (
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import dropped_tables, gaps, landed_snapshots
+from spark_sink.warehouse import dropped_tables, gaps, landed_snapshots, new_changelogs
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -403,6 +403,8 @@ class MicroBatch:
                 is_partial = any(is_key_told(use.relation) and marked(use.relation) for use in uses[-1:])
                 self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)], is_partial=is_partial))
             schema = typed_schema(columns)
+        if state.changelog is None:  # one LSN more, at which nothing ends: a history that is right there must not go on either
+            new_changelogs.record_begin(warehouse, table, self._segments[0].start_lsn + 1)
         files = state.files = self._tables.changelogs.open_files(table, schema, state.files)
         if versions != state.versions:  # only now: a reader of a version finds the columns that it names
             warehouse.write_versions(table, versions)

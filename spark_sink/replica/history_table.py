@@ -88,7 +88,7 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
         return
     if after_lsn < purged_changes.last_lsn(house, table):
         raise WarehouseError(
-            f"the history of {table} does not have all changes that were purged from its changelog",
+            f"the history of {table} lacks changes that its changelog does not have any more",
             hint=f"move {path} away: a new history begins with what the changelog has",
         )
     if step.fit_columns():

@@ -6,7 +6,7 @@ server holds the snapshot, the next attempt continues with the missing chunks (s
 
 A table without a changelog: both tables are created in that directory, from the same files, and then renamed into place
 (`NewTable` in changelog/interface.py). If rows have values that their columns can't hold, the replica is made from the changelog
-instead, like any replica (merge.merge_changes).
+instead, like any replica (merge.remake).
 
 A table with a changelog: one commit adds the files. The changelog may have changes from before and from after their position,
 because a snapshot counts as the whole table at its position (replica/merge.py). The snapshot of an empty table is a TRUNCATE. Then
@@ -47,7 +47,7 @@ from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, wr
 from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
-from spark_sink.warehouse import landed_snapshots, purged_changes
+from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.mask_settings import check_unchanged
 from spark_sink.warehouse.warehouse import WarehouseError
@@ -145,12 +145,13 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
             return None
         check_unchanged(warehouse)
         landed_snapshots.record_start(warehouse, table, copying.position)
+        new_changelogs.record_begin(warehouse, table, copying.position.lsn - 1)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is left from an attempt that ended between the two renames.
         places.remove_tree(warehouse.replica(table))
         made.land()
         if made.makes_replica and has_exact:
-            merge.merge_changes(copying.spark, warehouse, table, copying.position)
+            merge.remake(copying.spark, warehouse, table, copying.position)
         landed_snapshots.record_end(warehouse, table)
     return sum(each.rows for each in written)
 

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Insert, Update
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.interface import ChangelogState
+from spark_sink.delta import file_table
 from spark_sink.pipeline import micro_batch
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
@@ -19,7 +21,7 @@ from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.source.contents import Found, find
 from spark_sink.staging.log import Position, Segment
-from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import ID, NONE, version
@@ -107,6 +109,21 @@ def test_the_columns_of_a_table_that_is_made_anew_again_and_again_are_merged_onc
     assert columns is not None
     assert columns.names == ["id", "a", "a__string"]
     assert len(house.versions(T)) == len(others)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(tmp_path: Path, is_begun: bool) -> None:
+    """Somebody has deleted the other files of the table. The history would show its last versions as valid until now."""
+    house, log = Warehouse(tmp_path / "warehouse", "delta", history="table"), Log(tmp_path / "staging")
+    house.open(EPOCH)
+    tables = known_tables(house)
+    if is_begun:
+        MicroBatch(tables, [log.segment([KEYED, into(KEYED, b"1", b"2")])]).append()
+    schema = StructType([StructField("id", IntegerType())])
+    file_table.commit(file_table.define(house.history(T), schema, {}), [], Position(1, log.end_lsn))
+    start_lsn = log.end_lsn
+    MicroBatch(tables, [log.segment([KEYED, into(KEYED, b"3", b"4")])]).append()
+    assert purged_changes.last_lsn(house, T) == (0 if is_begun else start_lsn + 1)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])

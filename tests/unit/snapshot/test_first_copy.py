@@ -1,0 +1,80 @@
+"""The first copy of a table, without Spark and without a server: the table has no rows."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spark_sink.delta import file_table
+from spark_sink.delta import log as delta_log
+from spark_sink.replica.history import history_schema
+from spark_sink.replica.small_history import merge_without_spark
+from spark_sink.schema.table import Table
+from spark_sink.schema.types import merge_columns, typed_schema
+from spark_sink.snapshot.plan import TablePlan
+from spark_sink.snapshot.table import Copying, copy_table
+from spark_sink.staging.log import Position
+from spark_sink.warehouse import purged_changes, stored_histories
+from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.warehouse import Warehouse
+from support.changelog_rows import EPOCH
+from support.oids import INT4, TEXT
+from support.segments import relation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FRUIT = Table("public", "fruit")
+RELATION = relation(1, "fruit", ("id", INT4), ("name", TEXT))
+
+
+def copy(house: Warehouse, lsn: int) -> None:
+    """Copy the table at an LSN."""
+    nothing: Any = None
+    copying = Copying(
+        spark=nothing,
+        warehouse=house,
+        scratch=house.root / "_cdcpipe/snapshot",
+        connection="",
+        snapshot="s",
+        position=Position(1, lsn),
+        time_us=0,
+        is_utf8=True,
+        rows=nothing,
+        chunks=nothing,
+        leave_out=lambda _chunks, _rows: None,
+        is_stopping=threading.Event().is_set,
+        lock=TableLock(house.root),
+    )
+    plan = TablePlan(RELATION, (1, 2), ("id",), None, (), 0)
+    assert copy_table(copying, plan, FRUIT) == 0
+    assert delta_log.newest_lsn(house.changelog(FRUIT)) == lsn
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Warehouse:
+    made = Warehouse(tmp_path, "delta", history="table")
+    made.open(EPOCH)
+    return made
+
+
+def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(house: Warehouse) -> None:
+    """It would show its last versions as valid up to the copy, whatever happened in between."""
+    schema = history_schema(typed_schema(merge_columns(None, [RELATION])))
+    properties = stored_histories.properties(after_lsn=0, copies=frozenset())
+    file_table.commit(file_table.define(house.history(FRUIT), schema, properties), [], Position(1, 20))
+    copy(house, 60)
+    assert purged_changes.last_lsn(house, FRUIT) == 59
+    known = stored_histories.facts(house, FRUIT)
+    assert known is not None
+    versions = house.versions(FRUIT)
+    assert not merge_without_spark(house, FRUIT, versions, known, Position(1, 60))
+    assert known.known_lsn(versions) < purged_changes.last_lsn(house, FRUIT)  # nor does it with Spark
+    assert [known.has(lsn, versions, 60) for lsn in (20, 21, 59, 60)] == [True, False, False, False]
+
+
+def test_a_first_changelog_lacks_nothing(house: Warehouse) -> None:
+    copy(house, 60)
+    assert purged_changes.last_lsn(house, FRUIT) == 0
