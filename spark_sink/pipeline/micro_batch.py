@@ -223,7 +223,7 @@ class KnownTables:
             versions or table == MESSAGES
         ):  # without versions, a snapshot that was killed has taken it back
             raise gone(self.warehouse, table)
-        return KnownTable(state, versions, comments=read_comments(self.warehouse, table))
+        return KnownTable(state, versions, comments=None if state is None else read_comments(self.warehouse, table))
 
     def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
         """Log a warning about this subject, once for each table."""
@@ -360,8 +360,8 @@ class MicroBatch:
                 continue
             found = captured_comments(relation, house.versions(table)[-1].place, state.columns, captured, house.typed)
             if found is not None and found != (state.comments or Comments()):
-                write_comments(house, table, found)
                 tables.changelogs.comment(table, found)
+                write_comments(house, table, found)
                 state.comments, state.files = found, None
                 if self._follower is not None and state.has_key:
                     self._follower.comment(table, found)

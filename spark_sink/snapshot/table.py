@@ -48,6 +48,7 @@ from spark_sink.snapshot.plan import LockedError, RewrittenError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes
+from spark_sink.warehouse.comments import read_comments, write_comments
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.mask_settings import check_unchanged
 from spark_sink.warehouse.warehouse import WarehouseError
@@ -128,7 +129,8 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     directory = scratch / "changelog" if places.is_local(warehouse.root) else warehouse.changelog(table)
     purpose = _purpose(copying, plan, "new", typed_schema(columns).json(), directory)
     begun = resume(scratch / "notes", purpose)
-    made = changelogs_of(copying.spark, warehouse).new_table(
+    changelogs = changelogs_of(copying.spark, warehouse)
+    made = changelogs.new_table(
         table,
         columns,
         directory,
@@ -145,6 +147,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
             return None
         check_unchanged(warehouse)
         landed_snapshots.record_start(warehouse, table, copying.position)
+        comments = read_comments(warehouse, table)
         new_changelogs.record_begin(warehouse, table, copying.position.lsn - 1)
         warehouse.write_versions(table, [version])
         # A replica without a changelog is left from an attempt that ended between the two renames.
@@ -152,6 +155,9 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         made.land()
         if made.makes_replica and has_exact:
             merge.remake(copying.spark, warehouse, table, copying.position)
+        if comments is not None:
+            changelogs.comment(table, comments)
+            write_comments(warehouse, table, comments)
         landed_snapshots.record_end(warehouse, table)
     return sum(each.rows for each in written)
 

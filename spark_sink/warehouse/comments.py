@@ -2,7 +2,8 @@
 
     _cdcpipe/comments/NAME.json    a table's comment, and those of its columns
 
-The file is written before the tables get the comments. So a pipeline that was killed in between gives them at its next start.
+The file is written when the changelog has the comments, and before the replica gets them. So a pipeline that was killed in between
+gives them at its next start: to the changelog with the same micro-batch, which it repeats, and to the replica from the file.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Comments", "commented_tables", "read_comments", "write_comments"]
+__all__ = ["Comments", "commented_tables", "forget_comments", "read_comments", "write_comments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ def read_comments(house: Warehouse, table: Table) -> Comments | None:
 def write_comments(house: Warehouse, table: Table, comments: Comments) -> None:
     """Record the comments of a table."""
     _FILES.write(house, table, {"comments": asdict(comments)})
+
+
+def forget_comments(house: Warehouse, table: Table) -> None:
+    """Remove the recorded comments of a table, whose changelog begins anew without them."""
+    _FILES.remove(house, table)
 
 
 def commented_tables(house: Warehouse) -> list[tuple[Table, Comments]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse.comments import forget_comments
 
 if TYPE_CHECKING:
     from spark_sink.schema.table import Table
@@ -18,6 +19,9 @@ def record_begin(house: Warehouse, table: Table, lsn: int) -> None:
 
     A stored history of an earlier changelog ends with that one. It must not go on with the new one, as if nothing had happened in
     between. What counts as purged, it does not pass (replica/history_table.py).
+
+    The recorded comments go, too: the new changelog does not have them yet.
     """
+    forget_comments(house, table)
     if house.format.exists(house.history(table)):
         purged_changes.record(house, table, lsn)

@@ -13,6 +13,7 @@ from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.delta import file_table
+from spark_sink.delta.log import TableLog
 from spark_sink.pipeline import micro_batch
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.replica import merge
@@ -22,6 +23,7 @@ from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.source.contents import Found, find
 from spark_sink.staging.log import Position, Segment
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, wanted_copies
+from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import ID, NONE, version
@@ -124,6 +126,28 @@ def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(tmp_p
     start_lsn = log.end_lsn
     MicroBatch(tables, [log.segment([KEYED, into(KEYED, b"3", b"4")])]).append()
     assert purged_changes.last_lsn(house, T) == (0 if is_begun else start_lsn + 1)
+
+
+def test_a_changelog_that_begins_anew_gets_the_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are recorded for the one before it. A kill before it has them leaves them to the next micro-batch."""
+    house, log, comments = (
+        Warehouse(tmp_path / "warehouse", "delta"),
+        Log(tmp_path / "staging"),
+        Comments("a table", {"id": "a number"}),
+    )
+    house.open(EPOCH)
+    write_comments(house, T, comments)
+    tables, segment = known_tables(house), log.segment([KEYED, into(KEYED, b"1", b"2")])
+    monkeypatch.setattr(micro_batch, "captured_comments", lambda *_: comments)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaChangelogs, "comment", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            MicroBatch(tables, [segment]).append()
+    assert read_comments(house, T) is None
+    tables.forget()
+    MicroBatch(tables, [segment]).append()
+    assert TableLog(house.changelog(T)).refresh().metadata["description"] == "a table"
+    assert read_comments(house, T) == comments
 
 
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])

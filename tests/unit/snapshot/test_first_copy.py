@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
+from spark_sink.delta.log import TableLog
 from spark_sink.replica.history import history_schema
 from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import Table
@@ -17,6 +21,7 @@ from spark_sink.snapshot.plan import TablePlan
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes, stored_histories
+from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -78,3 +83,21 @@ def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(house
 def test_a_first_changelog_lacks_nothing(house: Warehouse) -> None:
     copy(house, 60)
     assert purged_changes.last_lsn(house, FRUIT) == 0
+
+
+def test_a_changelog_that_begins_anew_has_the_comments(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured DDL told them once, and does not tell them again."""
+    comments = Comments("a table", {"id": "a number", "former": "a column that has gone"})
+    write_comments(house, FRUIT, comments)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaChangelogs, "comment", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            copy(house, 60)
+    assert read_comments(house, FRUIT) is None  # so that the next changes give them
+    shutil.rmtree(house.changelog(FRUIT))
+    write_comments(house, FRUIT, comments)
+    copy(house, 80)
+    found = TableLog(house.changelog(FRUIT)).refresh().metadata
+    fields = {field["name"]: field["metadata"].get("comment") for field in json.loads(found["schemaString"])["fields"]}
+    assert (found["description"], fields["id"], fields["name"]) == ("a table", "a number", None)
+    assert read_comments(house, FRUIT) == comments
