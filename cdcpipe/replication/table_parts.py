@@ -6,7 +6,8 @@
 - a table some of whose changes were not published for a while (``operations``);
 - a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
   change only the file, and ALTER TABLE without a rewrite changes only the definition.)
-- a partition with rows that was attached: a new part that ``is_attached`` and ``has_rows``.
+- a partition with rows that the stream lacks: a new part that ``has_rows``, because it was attached, or rewritten or unlogged
+  before the second answer; or a part whose file was 0, so that nothing of its rows was in the WAL.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ TABLE and then ATTACH PARTITION in one transaction take at least 5."""
 class Part:
     """A relation that holds rows of a table: a leaf partition, or the table itself.
 
-    - ``file``: the number of its file, which changes when the rows are written anew;
+    - ``file``: the number of its file, which changes when the rows are written anew; 0 while it is unlogged;
     - ``definition``: a digest that changes when ALTER TABLE changes a column;
     - ``is_attached``: whether ATTACH PARTITION has made it a part, instead of CREATE TABLE … PARTITION OF;
-    - ``has_rows``: whether an attached part has rows, or had some; None for other parts.
+    - ``has_rows``: whether an attached part has rows, or had some. So for a partition that does not have its first file any more:
+      it may have been unlogged. None for other parts.
     """
 
     relation_id: int
@@ -68,10 +70,13 @@ _ATTACHED: Final = f"""EXISTS (
         OR i.cmin::pg_catalog.text::pg_catalog.int8 - born.cmin::pg_catalog.text::pg_catalog.int8 > {_MOST_COMMANDS_OF_CREATE}))"""
 """The rows of a table's system columns are written when it is created, and never again."""
 
+_MAY_HAVE_OTHER_ROWS: Final = "made.attached OR (l.relispartition AND l.relpersistence = 'p' AND l.relfilenode <> l.oid)"
+"""Until its rows are written anew, a table's file has the table's OID for its number."""
+
 _HAS_ROWS: Final = """l.relpages > 0 OR l.reltuples > 0 OR pg_catalog.pg_stat_get_tuples_inserted(l.oid) > 0
     OR EXISTS (SELECT FROM pg_catalog.pg_locks k WHERE k.relation = l.oid AND k.mode = 'AccessExclusiveLock')
     OR pg_catalog.pg_relation_size(l.oid) > 0"""
-"""Only the last term opens the relation. It is reached only for an attached partition that was empty so far, and is not locked."""
+"""Only the last term opens the relation. It is reached only for a partition that was empty so far, and is not locked."""
 
 
 def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, TableParts]:
@@ -89,10 +94,10 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         "  SELECT r.oid FROM pg_catalog.pg_publication_rel r JOIN pub ON pub.oid = r.prpubid JOIN self ON self.relid = r.prrelid"
         "  UNION SELECT pub.oid FROM pub WHERE pub.puballtables"
         f" {schemas if connection.server_version >= SCHEMAS_LISTS_FILTERS_SINCE else ''}) m)::text,"
-        " (SELECT json_agg(json_build_array(l.oid::int8, l.relfilenode::int8,"
+        " (SELECT json_agg(json_build_array(l.oid::int8, CASE l.relpersistence WHEN 'p' THEN l.relfilenode::int8 ELSE 0 END,"
         "   (SELECT md5(string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_catalog.pg_attribute a"
         "    WHERE a.attrelid = l.oid AND a.attnum > 0),"
-        f"  made.attached, CASE WHEN made.attached THEN {_HAS_ROWS} END) ORDER BY l.oid)"
+        f"  made.attached, CASE WHEN {_MAY_HAVE_OTHER_ROWS} THEN {_HAS_ROWS} END) ORDER BY l.oid)"
         f"  FROM pg_catalog.pg_class l CROSS JOIN LATERAL (SELECT {_ATTACHED} AS attached) made"
         f"  WHERE l.oid IN {leaves_of('w.relation_id')})::text,"
         " concat_ws(',', CASE WHEN w.has_inserts THEN 'insert' END, CASE WHEN w.has_updates THEN 'update' END,"

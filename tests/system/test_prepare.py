@@ -186,6 +186,29 @@ def test_parts_tell_attached_partitions_with_rows(on: PublishedDatabase) -> None
         assert {names[part["relation_id"]] for part in parts_of(on)["r"]["parts"] if part["has_rows"]} == {*with_rows, "empty"}
 
 
+def test_parts_tell_partitions_that_were_unlogged(on: PublishedDatabase) -> None:
+    on.sql(
+        "create table r (id int primary key) partition by range (id)",
+        "create unlogged table u partition of r for values from (0) to (10)",
+        "create unlogged table v partition of r for values from (10) to (20)",
+        "create table w partition of r for values from (20) to (30)",
+        "create table x partition of r for values from (30) to (40)",
+        "insert into r values (1), (11), (21)",
+        "truncate x",
+        "alter table v set logged",
+        "alter publication p add table r",
+        "alter publication p set (publish_via_partition_root = true)",
+    )
+    names = dict(on.connection.execute("select oid::int8, relname from pg_class where relkind = 'r'").fetchall())
+
+    def found() -> dict[str, tuple[bool, bool | None]]:
+        return {names[part["relation_id"]]: (part["file"] > 0, part["has_rows"]) for part in parts_of(on)["r"]["parts"]}
+
+    assert found() == {"u": (False, None), "v": (True, True), "w": (True, None), "x": (True, False)}
+    on.sql("alter table u set logged")
+    assert found()["u"] == (True, True)
+
+
 def test_prepare_tells_the_slots_properties(on: PublishedDatabase) -> None:
     new = ["prepare", "-d", on.database.dsn, "-S", f"new_{on.database.name}", "--publication", "p"]
     has_failover = on.database.cluster.version_num >= 170000

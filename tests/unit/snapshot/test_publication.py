@@ -113,6 +113,10 @@ BEFORE = seen(found(table(), lsn=100))
         (table(parts=[part(), part(101, has_rows=True)]), [Finding(T, 200, ATTACHED)]),
         (table(parts=[part(), part(101, has_rows=False)]), []),
         (table(parts=[part(), part(101)]), []),
+        # It was unlogged, and made by CREATE TABLE … PARTITION OF.
+        (table(parts=[part(), part(101, 7) | {"has_rows": True}]), [Finding(T, 200, ATTACHED)]),
+        (table(parts=[part() | {"has_rows": True}]), []),
+        (table(parts=[part(file=0)]), []),
         (table(parts=[]), []),
         (
             table(published_by=[9], parts=[part(file=2, definition="b"), part(101, has_rows=True)]),
@@ -122,6 +126,17 @@ BEFORE = seen(found(table(), lsn=100))
 )
 def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes: Homes) -> None:
     assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
+
+
+def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
+    before = seen(found(table(parts=[part(), part(101, 0)]), lsn=100))
+    for now, findings in (
+        (part(101, 0), []),
+        (part(101, 0) | {"has_rows": True}, []),
+        (part(101, 7) | {"has_rows": True}, [Finding(T, 200, ATTACHED)]),
+        (part(101, 7) | {"has_rows": False}, []),
+    ):
+        assert compare(before, found(table(parts=[part(), now])), not_keyed, homes, {}) == findings
 
 
 def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(tmp_path: Path) -> None:
