@@ -87,8 +87,9 @@ class CatalogLook:
                 wanted_copies.want(house, table, since_lsn, reason)
         if before is not None and before.system_id == found.system_id and is_at_it:
             self._want_renamed(before, now, homes)
-        for table in publication.gone(before, found, homes):
-            _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
+        for table, name in publication.gone(before, found, homes, kept).items():
+            renamed = "" if name is None else f", its rows are those of {name}"
+            _logger.warning("table %s is not published any more%s: its tables get no changes from now on", table, renamed)
         if before != now:
             published_tables.write(house, now)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}

@@ -144,14 +144,18 @@ def deleted(before: Seen | None, homes: Homes) -> list[Finding]:
     return [Finding(homes.table(each.relation_id, each.table), before.lsn, DELETED) for each in gone]
 
 
-def gone(before: Seen | None, found: Prepared, homes: Homes) -> list[Table]:
-    """Return the tables of the warehouse that were published at the look ``before``, and are not any more."""
+def gone(before: Seen | None, found: Prepared, homes: Homes, kept: Mapping[int, SeenTable]) -> dict[Table, Table | None]:
+    """Return the tables of the warehouse that were published at the look ``before``, and get no changes any more.
+
+    Each has the name under which its rows are published now, in other tables of the warehouse; None if they are not. What is
+    ``kept`` may have been renamed with its tables.
+    """
     if before is None or before.system_id != found.system_id:
-        return []
-    now = [SeenTable.of(each) for each in found.tables]
-    numbers, tables = {each.relation_id for each in now}, {homes.table(each.relation_id, each.table) for each in now}
-    left = [each for each in before.tables.values() if each.is_known and each.relation_id not in numbers]
-    return sorted({homes.table(each.relation_id, each.table) for each in left} - tables)
+        return {}
+    now = {each.relation_id: each for each in map(SeenTable.of, found.tables)}
+    fed = {homes.table(each.relation_id, each.table) for each in {**now, **kept}.values()}
+    left = {homes.table(each.relation_id, each.table): each.relation_id for each in before.tables.values() if each.is_known}
+    return {table: now[number].table if number in now else None for table, number in sorted(left.items()) if table not in fed}
 
 
 def compare(

@@ -376,7 +376,9 @@ class _Comparison:
             return TableResult(table, problem="there is no such table on the server: it was dropped or renamed")
         if there["relation_id"] != version.relation_id:
             return TableResult(
-                table, problem="the server has another table of this name, which was created later and has not changed yet"
+                table,
+                problem="the server has another table of this name: it was created later and has not changed yet, or its partitions"
+                " are published as tables of their own",
             )
         lost = key_lost_at(versions, LAST_LSN)
         if lost is not None:

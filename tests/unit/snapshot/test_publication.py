@@ -378,10 +378,34 @@ def test_a_table_whose_files_were_deleted_is_copied(house: Warehouse) -> None:
 def test_tables_that_are_not_published_any_more(house: Warehouse) -> None:
     homes = Homes(house)
     before = seen(found(table("a"), table("never_here", relation_id=101)), homes=homes)
-    assert gone(before, found(table("b")), homes) == []  # it was renamed
-    assert gone(before, found(table("a", relation_id=102)), homes) == []  # another table has its name
-    assert gone(before, found(table("x", relation_id=103)), homes) == [A]
-    assert gone(before, found(system_id="8"), homes) == gone(None, found(), homes) == []
+    renamed = found(table("b"))
+    assert gone(before, renamed, homes, undecided(before, renamed, homes)) == {}  # the stream may tell it
+    # It does not. So is a table that became a partition, if a partitioned one has its name and is published as its leaves.
+    assert gone(before, renamed, homes, {}) == {A: B}
+    assert gone(before, found(table("a", relation_id=102)), homes, {}) == {}  # another table has its name
+    assert gone(before, found(table("x", relation_id=103)), homes, {}) == {A: None}
+    assert gone(before, found(system_id="8"), homes, {}) == gone(None, found(), homes, {}) == {}
+    house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
+    assert gone(before, renamed, Homes(house), {}) == {}  # its tables go on
+
+
+def test_a_table_that_became_a_partition_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The partitioned table that has its name is published as its leaves. Its replica stood still, without a word."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    house.open(list_epochs(staging)[0])
+    house.write_versions(T, [version(50, 0, ID, 100)])
+    write(house, seen(found(table(), lsn=100), homes=Homes(house)))
+    house.record(Position(1, 130))
+    monkeypatch.setattr(type(house.format), "lsn", lambda *_: 120)
+    monkeypatch.setattr(publication, "look", lambda *_: found(table("t_p0"), lsn=140))
+    catalog = CatalogLook(LauncherConfig("slot", staging), house)
+    for _ in range(2):
+        assert catalog.look(lambda: False)
+    said = "table public.t is not published any more, its rows are those of public.t_p0: its tables get no changes from now on"
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [said]
 
 
 def test_tables_of_the_warehouse_that_were_not_published_at_the_last_look(house: Warehouse) -> None:
