@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Column, Relation
-from spark_sink.snapshot import copy
+from spark_sink.client.prepare import Prepared
+from spark_sink.snapshot import copy, publication
 from spark_sink.snapshot import gap as module
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.homes import Homes
@@ -20,6 +21,7 @@ from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse import gaps
+from spark_sink.warehouse.published_tables import Seen, read, write
 from spark_sink.warehouse.warehouse import Warehouse
 from support.fake_streamer import Fake, make_fake
 from support.staged import make_epoch
@@ -63,6 +65,21 @@ def looks(server: Fake) -> int:
     return sum("prepare" in json.loads(line) for line in server.read("starts"))
 
 
+@pytest.fixture(autouse=True)
+def catalog(monkeypatch: pytest.MonkeyPatch) -> list[Prepared | CdcpipeError]:
+    """What the looks at the catalog find. After the last one, they find nothing."""
+    answers: list[Prepared | CdcpipeError] = []
+
+    def look(*_: Any) -> Prepared:
+        answer = answers.pop(0) if answers else CdcpipeError("the server is away")
+        if isinstance(answer, CdcpipeError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(publication, "look", look)
+    return answers
+
+
 def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     exports = Exports(monkeypatch, 0x510)
     snapshot.prepare(lambda: False)
@@ -73,6 +90,31 @@ def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSn
     exports.lsns.append(0x520)
     snapshot._take_another()
     assert (looks(server), exports.done) == (2, ["0/510 taken", "0/510 dropped", "0/520 taken"])
+
+
+def test_the_first_look_at_another_server_comes_before_the_copies(
+    snapshot: GapSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    catalog: list[Prepared | CdcpipeError],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It only records. After copies of hours it took for known what had been attached or rewritten meanwhile."""
+    house = snapshot.warehouse
+    write(house, Seen("6", 0x300, {}))
+    catalog.append(Prepared(180000, "7", 2, "db", LSN(0x505), LSN(0), ()))
+    exports, taken = Exports(monkeypatch, 0x510, 0x520), []
+    take = exports.take
+
+    def noting(*args: Any, **options: Any) -> Any:
+        taken.append(read(house))
+        return take(*args, **options)
+
+    monkeypatch.setattr(copy, "ExportedSnapshot", noting)
+    snapshot.prepare(lambda: False)
+    assert taken == [Seen("7", 0x505, {})]
+    assert "could not look" not in caplog.text
+    snapshot.prepare(lambda: False)  # a look that fails does not keep the tables from their copies
+    assert "before the next look: the server is away" in caplog.text
 
 
 def test_a_snapshot_from_before_the_gap_is_not_used(server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
