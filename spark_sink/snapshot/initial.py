@@ -161,6 +161,7 @@ class InitialSnapshot(Snapshot):
         lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
         # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.
         chosen = [each for each in lacking if homes.is_certain(each.relation.relation_id, Table.of(each.relation))]
+        publication.record_new(self.warehouse, chosen, homes)
         self._forget_later_parts(chosen)
         return chosen
 

@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.client import keyless
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, prepare_arguments
 from spark_sink.client.process import ask
 from spark_sink.schema.table import Table
+from spark_sink.warehouse import wanted_copies
 from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
 
 if TYPE_CHECKING:
@@ -40,9 +42,10 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import SlotConfig
     from spark_sink.snapshot.homes import Homes
+    from spark_sink.snapshot.plan import TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "seen", "undecided"]
+__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "record_new", "seen", "undecided"]
 
 _logger = logging.getLogger(__name__)
 
@@ -134,6 +137,29 @@ def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, S
         if not homes.is_certain(now.relation_id, now.table) and not homes.knows(lsn):
             kept[now.relation_id] = replace(then or now, undecided_lsn=lsn)
     return kept
+
+
+def record_new(house: Warehouse, tables: Iterable[TablePlan], homes: Homes) -> None:
+    """Add ``tables`` that are about to be copied to the record of the last look, if they are new since.
+
+    Otherwise the next look finds only that they came, which the copy settles, and not what has changed since the copy.
+    """
+    record = read(house)
+    if record is None or record.system_id != house.source().system_id:
+        return
+    names, new = {each.table for each in record.tables.values()}, {}
+    for table in tables:
+        relation, name = table.relation, Table.of(table.relation)
+        number = relation.relation_id
+        if number in record.tables or name in names or not homes.is_certain(number, name):
+            continue
+        wanted_copies.want(house, homes.of(relation), record.lsn, CAME)  # the copy may not be completed
+        described: dict[str, Any] = {"replica_identity": relation.replica_identity, "primary_key": table.primary_key}
+        described["unpublished_key"] = {*table.primary_key, *table.identity} - {column.name for column in relation.columns}
+        parts = {chunk.relation_id: (chunk.file, "") for chunk in table.chunks}
+        new[number] = SeenTable(name.schema, name.name, number, keyless.has_key(described), None, parts)
+    if new:
+        write(house, replace(record, tables={**record.tables, **new}))
 
 
 def deleted(before: Seen | None, homes: Homes) -> list[Finding]:

@@ -35,6 +35,7 @@ from spark_sink.snapshot.publication import (
     seen,
     undecided,
 )
+from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
@@ -128,6 +129,30 @@ def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes
     assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
 
 
+def test_what_changes_after_a_copy_by_hand_of_a_new_table_is_found(tmp_path: Path) -> None:
+    """The look after it found only that the table had come, which the copy settles."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    write(house, seen(found(table("old", relation_id=50), table("other", relation_id=51), lsn=100)))
+    root = TablePlan(relation(100, "t", ("id", 23)), (1,), ("id",), None, (Chunk(101, "public.t1", 1, 0, None, 0),), 0)
+    plain = TablePlan(relation(102, "u", ("id", 23)), (1,), (), None, (Chunk(102, "public.u", 1, 0, None, 0),), 0)
+    replaced = TablePlan(relation(52, "other", ("id", 23)), (1,), (), None, (), 0)
+    snapshot = TableSnapshot(LauncherConfig("slot", tmp_path), house, ["public.t", "public.u", "public.other"])
+    plan = Plan((root, plain, replaced), 0, is_utf8=True)
+    assert snapshot._choose(plan, Homes(house)) == [*plan.tables]
+    u = Table("public", "u")
+    # They wait, in case that the copy is not completed.
+    assert [(each.table, each.reasons[0].since_lsn, each.why) for each in waiting(house)] == [(T, 100, CAME), (u, 100, CAME)]
+    for copied in (T, u):
+        house.write_versions(copied, [replace(version(200, 0, ID, 100), snapshot=((1, "id"),))])
+    assert waiting(house) == []
+    attached = table(parts=[part(101), part(103, has_rows=True)])
+    rewritten = table("u", relation_id=102, primary_key=[], parts=[part(102, file=7)])
+    now = found(attached, rewritten, table("other", relation_id=52), lsn=300)
+    others = Finding(Table("public", "other"), 300, REPLACED)
+    assert compare(read(house), now, not_keyed, Homes(house), {}) == [Finding(T, 300, ATTACHED), Finding(u, 300, REWRITTEN), others]
+
+
 def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
     before = seen(found(table(parts=[part(), part(101, 0)]), lsn=100))
     for now, findings in (
@@ -153,6 +178,25 @@ def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(t
     assert before is not None
     assert {number: [*(each.parts or ())] for number, each in before.tables.items()} == {100: [100, 101], 200: [200, 201]}
     assert compare(before, found(root), not_keyed, Homes(house), {}) == [Finding(T, 200, ATTACHED)]
+
+
+def test_a_table_that_came_before_the_second_start_of_the_first_snapshot_is_recorded(house: Warehouse, tmp_path: Path) -> None:
+    """A killed snapshot has left the record of the first look."""
+    write(house, seen(found(table("other", relation_id=50), lsn=100)))
+    key = relation(101, "t", ("id", 23))
+    plans = [
+        TablePlan(each, (1,), ("id",), None, (Chunk(each.relation_id, "public.t", 1, 0, None, 0),), 0)
+        for each in (key, relation(102, "u", ("v", 23)))
+    ]
+    made = InitialSnapshot(LauncherConfig("slot", tmp_path / "staging"), house)
+    assert made._choose(Plan((*plans,), 0, is_utf8=True), Homes(house)) == plans
+    record = read(house)
+    assert record is not None
+    assert [(each.name, each.has_key, each.parts) for each in record.tables.values()] == [
+        ("other", True, {100: (1, "a")}),
+        ("t", True, {101: (1, "")}),
+        ("u", False, {102: (1, "")}),
+    ]
 
 
 def test_a_table_that_gets_a_key(homes: Homes) -> None:
