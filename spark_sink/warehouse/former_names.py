@@ -95,10 +95,11 @@ class FormerNames:
     def is_plain(self, relation_id: int, lsn: int) -> bool:
         """Tell whether a table is known to have no partitions: then it never gets any.
 
-        Nothing is known behind lost changes that the look may have seen: the OID may be another table's there.
+        Nothing is known behind lost changes that the look may have seen: the OID may be another table's there. A look at an LSN that
+        is beyond them counts as one after them.
         """
         look = self._look_at(lsn)
-        if look is not None and any(after < look.seen.lsn for after, _ in self._called.servers.lost((lsn, 0))):
+        if look is not None and any(after < look.seen.lsn <= until for after, until in self._called.servers.lost((lsn, 0))):
             return False
         known = None if look is None else look.seen.tables.get(relation_id)
         return known is not None and known.parts is not None and set(known.parts) == {relation_id}

@@ -166,6 +166,8 @@ def test_a_server_that_lost_changes_has_the_tables_from_before(house: Warehouse)
     assert [FormerNames(house).is_plain(ROOT, lsn) for lsn in (100, 101)] == [True, False]
     write(house, replace(look(seen_table(ROOT, "orders"), system_id="8"), lsn=90))  # before the changes that were lost
     assert [FormerNames(house).is_plain(ROOT, lsn) for lsn in (100, 101)] == [True, True]
+    write(house, replace(look(seen_table(ROOT, "orders"), system_id="8"), lsn=150))  # after them
+    assert FormerNames(house).is_plain(ROOT, 200)
 
 
 def test_a_name_that_a_server_has_lost(house: Warehouse) -> None:
