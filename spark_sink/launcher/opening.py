@@ -274,9 +274,10 @@ class Opening:
         gap = verdict.gap
         if gap is None:
             return verdict
-        if gap.is_divergence and gap.lost is None:
+        known = self._recorded_gap(list_epochs(self._config.staging))
+        if gap.is_divergence and gap.lost is None and gap != known:  # what is recorded was counted, or has nothing to count
             gap = self._counted(gap, verdict.lost_after_lsn)
-        if self._recorded_gap(list_epochs(self._config.staging)) not in (None, gap):
+        if known not in (None, gap):
             recorded_gap.record(self._config.staging, gap)  # the tables or the count have made it another one
         self._take_gap(gap, verdict.resume_lsn)
         return replace(verdict, gap=gap)

@@ -16,8 +16,7 @@ replica is not compared. With Parquet the replica is a view over the changelog, 
 replica keeps (``--deletes soft``) are left out.
 
 A snapshot keeps the locks of its tables until its end, and all sessions share the server's table of locks. So many tables are
-compared in parts, each with a snapshot of its own. Once a table has been compared, no later error takes its result away: only a
-defect of cdcpipe does.
+compared in parts, each with a snapshot of its own. Once a table has been compared, no later error takes its result away.
 
 Of the rows only keys are printed. A ``cdcpipe checksum`` does the server's part (psycopg is not imported here).
 """
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from cdcpipe.error_texts import unexpected
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.tables import changelogs_of
@@ -135,8 +135,7 @@ def verify(
     ``connection`` has options of `cdcpipe`, ``("-d", "shop")``. By default ``staging`` is the directory that the warehouse records.
     ``tell`` is called with the present step, and with the share of the work that is done (0 to 1).
 
-    An error is raised if no table has been compared before. Once a table has been compared, the error is the ``problem`` of all
-    tables that were not; only a defect of cdcpipe is raised then, too.
+    As long as no table has been compared, an error is raised. Later it becomes the ``problem`` of the tables that are left.
 
     Tables with nothing to compare are left out: a table that never had a key, so that it has no replica; and a table that has
     become a partition of another published table, if its changes now come as changes of that table. If such a table is named, this
@@ -179,11 +178,10 @@ def verify(
 
 
 def _failed(tables: Sequence[Table], ex: Exception) -> list[TableResult]:
-    """Return a result for each of the tables that an error has left uncompared. Raises an error that nothing explains."""
+    """Return a result for each of the tables that an error has left uncompared."""
     error = session.ended_error() if jvm.has_ended(jvm.END_S) else explained(ex)
-    known = (error.message, error.hint) if isinstance(error, CdcpipeError) else described(ex)
-    if known is None:
-        raise ex
+    # A defect of cdcpipe, or a damaged file of a table, takes nothing away either.
+    known = (error.message, error.hint) if isinstance(error, CdcpipeError) else described(ex) or (unexpected(ex), "-v shows more")
     _logger.info("not compared", exc_info=ex)
     problem = "; ".join(filter(None, known))
     return [TableResult(table, problem=problem) for table in tables]

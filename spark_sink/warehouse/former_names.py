@@ -95,8 +95,8 @@ class FormerNames:
     def is_plain(self, relation_id: int, lsn: int) -> bool:
         """Tell whether a table is known to have no partitions: then it never gets any.
 
-        Nothing is known behind lost changes that the look may have seen: the OID may be another table's there. A look at an LSN that
-        is beyond them counts as one after them.
+        Nothing is known behind lost changes that the look may have seen: the OID may be another table's there. A look at an LSN
+        beyond them counts as one after them.
         """
         look = self._look_at(lsn)
         if look is not None and any(after < look.seen.lsn <= until for after, until in self._called.servers.lost((lsn, 0))):

@@ -135,6 +135,7 @@ def test_what_was_compared_stays_if_a_later_part_cannot_be(house: Warehouse) -> 
         (OSError(errno.EMFILE, "Too many open files", "a.json"), "a.json: Too many open files; raise the limit of open files: "),
         (OSError(errno.ENXIO, "No such device", "a.json"), "a.json: No such device; -v shows where this happened"),
         (MemoryError(), "out of memory; give the process more memory: "),
+        (ValueError("a row's value"), "unexpected ValueError in line "),  # a damaged log of a table, or a defect
     ],
 )
 def test_what_was_compared_stays_if_a_later_table_fails(house: Warehouse, ex: Exception, problem: str) -> None:
@@ -147,12 +148,6 @@ def test_what_was_compared_stays_if_a_later_table_fails(house: Warehouse, ex: Ex
     assert "the warehouse has no such table" in (results[-1].problem or "")
     Comparison.failing = ("a", ex)
     with pytest.raises(type(ex)):  # nothing was compared
-        compared(house)
-
-
-def test_a_defect_is_raised_as_it_is(house: Warehouse) -> None:
-    Comparison.failing = ("large", KeyError("x"))
-    with pytest.raises(KeyError):
         compared(house)
 
 
