@@ -683,6 +683,25 @@ def test_a_recorded_gap_of_the_log_and_one_of_its_tables_are_one(fake: Callable[
     assert list_epochs(made.staging)[-1].gap is None
 
 
+def test_a_recorded_gap_is_counted_once(fake: Callable[..., Fake]):
+    """The tables had changes that never happened, the log had none. No later start may count what the log has since 0/80."""
+    history = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/80"}], "confirmed": "0/100", "wal_lsn": "0/9000"}
+    made = fake(WORK, [history] * 4)
+    made.run()
+    end = log_end(made.staging)
+    assert end is not None
+    recorded_gap.record(made.staging, Gap(end.lsn, "the server has gone back", 0.0, 0.0, is_divergence=True))
+    for _ in range(2):
+        started = Launcher(made.config())
+        started.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x150), timeline=1)
+        with pytest.raises(GapError) as caught:
+            started.start()
+        assert "they are" not in caught.value.message
+        found = recorded_gap.read(made.staging)
+        assert found is not None
+        assert (found.after_lsn, found.lost) == (0x80, None)
+
+
 def test_a_slot_that_was_moved_meanwhile_ends_the_launcher(fake: Callable[..., Fake]):
     made = fake(WORK, [{}, {"exit": 3}])
     made.set_looks([{"confirmed": "0/9000"}])
