@@ -68,7 +68,7 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
 class Startable:
     """What a ``with`` starts, and stops at its end. The end then raises the error of the work, unless the block has raised one.
 
-    The end does nothing in a child process that was forked in the block, and leaves it with `sys.exit`: the work is its parent's.
+    In a child process that was forked in the block, the end does nothing, as after `sys.exit`: the work is its parent's.
     """
 
     _pid = 0

@@ -131,7 +131,7 @@ class Verdict:
     resume_lsn: int = 0
     """Where the stream goes on after a gap."""
     lost_after_lsn: int | None = None
-    """After a divergence: where the changes of the log begin that never happened, if those of the tables begin elsewhere."""
+    """The LSN after which the log has changes that never happened. None if it is the gap's ``after_lsn``."""
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:

@@ -108,7 +108,9 @@ def check_checkpoint(house: Warehouse, checkpoint: Path, start: Position | None,
 
 
 def tidy_checkpoint(checkpoint: Path, staging: Path, position: Position) -> None:
-    """Remove a checkpoint with which Spark could not go on, or what it would refuse in it. No stream may be running.
+    """Remove a checkpoint if Spark could not go on with it; otherwise only the files in it that Spark would refuse.
+
+    No stream may be running.
 
     A checkpoint that is behind the tables is of use only if the log goes on from there. It is behind if another one was used for a
     while (``--checkpoint``).
