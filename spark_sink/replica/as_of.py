@@ -42,7 +42,7 @@ from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import copies_until, gone_columns
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import gaps, purged_changes
+from spark_sink.warehouse import gaps, new_changelogs, purged_changes
 from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
@@ -110,6 +110,12 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
         until_lsn, rows = 0, None
     if rows is None:
         until_lsn = last_lsn()
+        begun_lsn = new_changelogs.begun_lsn(house, known)
+        if until_lsn <= begun_lsn and not any(copy <= until_lsn for copy in copies):
+            raise InvalidArgumentsError(
+                f"the rows of {table} are not known at {at}: its changelog began anew at {format_lsn(begun_lsn)}",
+                hint="ask for a later position",
+            )
         try:
             rows = replay(house, known, changes, until_lsn=until_lsn)
         except PurgedError as ex:

@@ -36,7 +36,7 @@ from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import copies_until, has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import landed_snapshots, purged_changes, stored_histories
+from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes, stored_histories
 from spark_sink.warehouse.stored_histories import first_properties, properties
 from spark_sink.warehouse.warehouse import WarehouseError
 
@@ -86,7 +86,7 @@ def bring(spark: SparkSession, house: Warehouse, table: Table, until: Position, 
     if known is None:
         step.create(house)
         return
-    if after_lsn < purged_changes.last_lsn(house, table):
+    if after_lsn < purged_changes.last_lsn(house, table) or known.lsn < new_changelogs.begun_lsn(house, table):
         raise WarehouseError(
             f"the history of {table} lacks changes that its changelog does not have any more",
             hint=f"move {path} away: a new history begins with what the changelog has",

@@ -34,7 +34,7 @@ from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.schema.table import copies_until
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse import new_changelogs, purged_changes
 from spark_sink.warehouse.stored_histories import first_properties
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def merge_without_spark(
     """
     piece = _first_piece(versions, until) if known is None else _only_piece(versions, known, until)
     if piece is None or (0 if known is None else known.lsn) < purged_changes.last_lsn(house, table):
+        return False
+    if known is not None and known.lsn < new_changelogs.begun_lsn(house, table):
         return False
     copies, position = copies_until(versions, until.lsn), Position(until.epoch, piece.until_lsn)
     return without_spark(table, lambda: _merge(house, table, piece, position, copies, is_new=known is None))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.delta import log as delta_log
 from spark_sink.schema.table import copies_until, mergeable_lsn
+from spark_sink.warehouse import new_changelogs
 from spark_sink.warehouse.formats import SPARK
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def facts_in(log: TableLog) -> HistoryFacts | None:
 
 
 def first_properties(house: Warehouse, table: Table, after_lsn: int, copies: frozenset[int]) -> dict[str, str]:
-    """Return the properties of a new history."""
+    """Return the properties of a new history. What an earlier changelog had, it does not know."""
+    after_lsn = max(after_lsn, new_changelogs.begun_lsn(house, table))
     vectors = {"delta.enableDeletionVectors": "true"} if house.readers == SPARK else {}
     return {"cdcpipe.table": str(table), **vectors, **properties(after_lsn=after_lsn, copies=copies)}
 

@@ -19,6 +19,7 @@
     _cdcpipe/copies.lock           the lock for writing these (warehouse/wanted_copies.py)
     _cdcpipe/merges/NAME.json      a merge by Spark whose rows may not be counted yet (warehouse/unchecked_merges.py)
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (purged_changes.py)
+    _cdcpipe/begun/NAME.json       where the table's changelog began anew, beside a stored history (new_changelogs.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
     _cdcpipe/pipeline.lock         the lock of the one pipeline (warehouse/lock.py)
     _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/recorded_times.py)

@@ -22,7 +22,7 @@ from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.source.contents import Found, find
 from spark_sink.staging.log import Position, Segment
-from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, new_changelogs, purged_changes, wanted_copies
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -125,7 +125,8 @@ def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(tmp_p
     file_table.commit(file_table.define(house.history(T), schema, {}), [], Position(1, log.end_lsn))
     start_lsn = log.end_lsn
     MicroBatch(tables, [log.segment([KEYED, into(KEYED, b"3", b"4")])]).append()
-    assert purged_changes.last_lsn(house, T) == (0 if is_begun else start_lsn + 1)
+    assert new_changelogs.begun_lsn(house, T) == (0 if is_begun else start_lsn + 1)
+    assert purged_changes.last_lsn(house, T) == 0  # the replica begins with the new changelog
 
 
 def test_a_changelog_that_begins_anew_gets_the_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from spark_sink.replica.as_of import parse_at, read_as_of
 from spark_sink.schema.table import Table
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, landed_snapshots
+from spark_sink.warehouse import gaps, landed_snapshots, new_changelogs, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
@@ -66,3 +67,33 @@ def test_a_copy_that_comes_after_the_changes_were_read_does_not_count(
         return
     with pytest.raises(InvalidArgumentsError, match=r"the rows of public\.fruit at 0/12C are not known"):
         read_as_of(spark, tmp_path, "public.fruit", at)
+
+
+@pytest.mark.parametrize("lsn", [150, 200, 201])
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_rows_from_before_a_changelog_that_began_anew_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, lsn: int, is_copied: bool
+) -> None:
+    """The history ended before. A copy may be from before the first changes: the new changelog has all since."""
+    table, epoch = Table("public", "fruit"), Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
+    house = Warehouse(tmp_path, "delta")
+    house.open(epoch)
+    house.record(Position(1, 300))
+    house.write_versions(table, [replace(version(180 if is_copied else 201, 0, ID), snapshot=((1, "id"),) if is_copied else ())])
+    house.history(table).mkdir(parents=True)
+    monkeypatch.setattr(house.format, "exists", lambda _: True)
+    new_changelogs.record_begin(house, table, 200)
+    monkeypatch.undo()
+    assert purged_changes.last_lsn(house, table) == 0
+    changelogs: Any = SimpleNamespace(read=lambda _: "changes")
+    monkeypatch.setattr(as_of, "changelogs_of", lambda *_: changelogs)
+    monkeypatch.setattr(as_of, "_last_lsn", lambda *_: lsn)
+    monkeypatch.setattr(as_of, "rows_at", lambda *_: None)
+    monkeypatch.setattr(as_of, "replay", lambda *_, **__: "rows")
+    monkeypatch.setattr(as_of, "check_key_kept", lambda *_: None)
+    monkeypatch.setattr(as_of, "without_unneeded", lambda rows, _: rows)
+    if lsn > (179 if is_copied else 200):
+        assert read_as_of(changelogs, tmp_path, "public.fruit", LSN(lsn)) == "rows"
+        return
+    with pytest.raises(InvalidArgumentsError, match=f"not known at {LSN(lsn)}: its changelog began anew at 0/C8"):
+        read_as_of(changelogs, tmp_path, "public.fruit", LSN(lsn))

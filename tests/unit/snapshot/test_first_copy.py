@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import TableLog
+from spark_sink.replica import history_table
 from spark_sink.replica.history import history_schema
 from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import Table
@@ -20,10 +22,10 @@ from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot.plan import TablePlan
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import purged_changes, stored_histories
+from spark_sink.warehouse import new_changelogs, purged_changes, stored_histories
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.changelog_rows import EPOCH
 from support.oids import INT4, TEXT
 from support.segments import relation
@@ -65,19 +67,30 @@ def house(tmp_path: Path) -> Warehouse:
     return made
 
 
-def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(house: Warehouse) -> None:
+def test_a_stored_history_does_not_go_on_with_a_changelog_that_begins_anew(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would show its last versions as valid up to the copy, whatever happened in between."""
     schema = history_schema(typed_schema(merge_columns(None, [RELATION])))
     properties = stored_histories.properties(after_lsn=0, copies=frozenset())
     file_table.commit(file_table.define(house.history(FRUIT), schema, properties), [], Position(1, 20))
     copy(house, 60)
-    assert purged_changes.last_lsn(house, FRUIT) == 59
+    assert (new_changelogs.begun_lsn(house, FRUIT), purged_changes.last_lsn(house, FRUIT)) == (59, 0)
     known = stored_histories.facts(house, FRUIT)
     assert known is not None
     versions = house.versions(FRUIT)
     assert not merge_without_spark(house, FRUIT, versions, known, Position(1, 60))
-    assert known.known_lsn(versions) < purged_changes.last_lsn(house, FRUIT)  # nor does it with Spark
+    changelogs: Any = SimpleNamespace(read=lambda _: None)
+    monkeypatch.setattr(history_table, "changelogs_of", lambda *_: changelogs)
+    with pytest.raises(WarehouseError, match="lacks changes that its changelog does not have any more"):
+        history_table.bring(changelogs, house, FRUIT, Position(1, 60), TableLock(house.root))
     assert [known.has(lsn, versions, 60) for lsn in (20, 21, 59, 60)] == [True, False, False, False]
+    # As the hint says: a new history begins with what the changelog has.
+    house.history(FRUIT).rename(house.root / "former")
+    assert merge_without_spark(house, FRUIT, versions, None, Position(1, 60))
+    known = stored_histories.facts(house, FRUIT)
+    assert known is not None
+    assert [known.has(lsn, versions, 60) for lsn in (20, 59, 60)] == [False, False, True]
 
 
 def test_a_first_changelog_lacks_nothing(house: Warehouse) -> None:

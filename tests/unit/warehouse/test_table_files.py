@@ -10,7 +10,7 @@ from spark_sink.files.local import RESTORE
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import comments, dropped_tables, landed_snapshots, purged_changes, unchecked_merges
+from spark_sink.warehouse import comments, dropped_tables, landed_snapshots, new_changelogs, purged_changes, unchecked_merges
 from spark_sink.warehouse.comments import Comments
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 
@@ -21,6 +21,7 @@ T = Table("public", "t")
     ("folder", "read"),
     [
         ("purged", lambda house: purged_changes.last_lsn(house, T)),
+        ("begun", lambda house: new_changelogs.begun_lsn(house, T)),
         ("merges", unchecked_merges.unchecked),
         ("snapshots", landed_snapshots.unfinished),
         ("dropped", lambda house: dropped_tables.where(house, T, ())),
