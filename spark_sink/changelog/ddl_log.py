@@ -21,7 +21,7 @@ from spark_sink.schema.ddl_message import parse
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused
-from spark_sink.staging.log import Position
+from spark_sink.staging.log import Position, epoch_of
 from spark_sink.warehouse import gaps
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class DdlLog:
         self._lsn = 0
         self._descriptions: Descriptions | None = None
         self._is_told = False
+        self._epochs: set[int] = set()
+        """The epochs whose publications are noted."""
 
     @property
     def descriptions(self) -> Descriptions:
@@ -88,15 +90,14 @@ class DdlLog:
         if self._descriptions is not None:
             self._descriptions.end_at(*self._gaps())
 
-    def _gaps(self) -> tuple[list[int], Servers, tuple[str, ...] | None]:
-        house = self._warehouse
-        publications = house.source().publications if house.exists else None
-        return [each.start.lsn for each in gaps.read(house)], gaps.servers(house), publications
+    def _gaps(self) -> tuple[list[int], Servers]:
+        return [each.start.lsn for each in gaps.read(self._warehouse)], gaps.servers(self._warehouse)
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""
         descriptions = self.descriptions
         descriptions.forget_dropped(segments[0].start_lsn)
+        self._read_epochs(segments)
         new = [each for each in found if each.end_lsn > self._lsn]
         if not new:
             return
@@ -119,6 +120,14 @@ class DdlLog:
                 "captured DDL has come after the capture was removed, and is not used. If the capture was installed again, the log"
                 " does not have the message that says so: run cdcpipe ddl install, which writes it"
             )
+
+    def _read_epochs(self, segments: Sequence[Segment]) -> None:
+        """Note the publications of the segments' epochs: the launcher may have others by now."""
+        roots = {segment.epoch: segment.path.parent.parent for segment in segments if segment.epoch not in self._epochs}
+        for number, root in roots.items():
+            if (epoch := epoch_of(root, number)) is not None:
+                self.descriptions.stream(epoch.start_lsn, epoch.publications)
+                self._epochs.add(number)
 
 
 def _row(ddl: Ddl) -> dict[str, object]:

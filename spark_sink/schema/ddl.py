@@ -122,22 +122,25 @@ class Descriptions:
         """Where publications may have got other columns."""
         self._lists: dict[_Key, list[tuple[Place, PublicationLists]]] = {}
         """For each publication that messages tell of, by its OID: from a place on, the tables that have a list of columns there."""
-        self._streamed: frozenset[str] | None = None
-        """The names of the publications that the stream has; None if nobody has told. Others are of other consumers."""
+        self._streamed: dict[int, frozenset[str]] = {}
+        """The names of the publications that the stream has behind an LSN. Others are of other consumers."""
         self.servers = Servers()
         """Whose OIDs and numbers those at a place are."""
         self.is_off = False
         """Whether the last message came after the capture was removed. Such a message is not used."""
 
-    def end_at(self, gaps: Iterable[int], servers: Servers, publications: Iterable[str] | None = None) -> None:
-        """Take the gaps of the log, in order, as the LSNs at which it goes on, the servers, and the streamed publications.
+    def end_at(self, gaps: Iterable[int], servers: Servers) -> None:
+        """Take the gaps of the log, in order, as the LSNs at which it goes on, and the servers.
 
         Call this before messages from behind these gaps are added. The same server counts as another one if it never had the last
         changes before a gap: it gives their numbers to other columns.
         """
         self._gaps = [(start_lsn + 1, -1) for start_lsn in gaps]
         self.servers = servers
-        self._streamed = None if publications is None else frozenset(publications)
+
+    def stream(self, after_lsn: int, publications: Iterable[str]) -> None:
+        """Take the names of the publications that the stream has behind an LSN."""
+        self._streamed[after_lsn] = frozenset(publications)
 
     def _key(self, relation_id: int, place: Place) -> _Key:
         return self.servers.number(place), relation_id
@@ -301,15 +304,16 @@ class Descriptions:
     def has_list(self, relation_id: int, place: Place) -> bool:
         """Tell whether a streamed publication has a list of the table's columns at ``place``, as far as the messages tell.
 
-        What they told before the end of the capture or a gap does not count.
+        What they told before the end of the capture or a gap does not count. A publication that is renamed is the same one.
         """
         server = self.servers.number(place)
+        begin = max((after_lsn for after_lsn in self._streamed if after_lsn < place[0]), default=None)
         for told in [told for (of, _), told in self._lists.items() if of == server]:
             number = bisect_right(told, place, key=itemgetter(0))
             if not number:
                 continue
             told_at, last = told[number - 1]
-            is_streamed = self._streamed is None or last.name in self._streamed
+            is_streamed = begin is None or any(listed.name in self._streamed[begin] for _, listed in told)
             is_over = _any_between(self._ends, told_at, place) or _any_between(self._gaps, told_at, place)
             if is_streamed and relation_id in last.tables and not is_over:
                 return True

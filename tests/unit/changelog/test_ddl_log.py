@@ -9,10 +9,11 @@ import pytest
 
 from spark_sink.changelog import ddl_log
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Epoch
+from spark_sink.staging.log import Epoch, Segment
 from spark_sink.warehouse import gaps
 from support.ddl_messages import content, described
 from support.descriptions import table
+from support.segments import describe_epoch
 
 
 class Rows(list[dict[str, Any]]):
@@ -33,7 +34,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, house: Path, texts: dict[int, byte
     rows = Rows({"_cdc_end_lsn": lsn, "_cdc_ordinal": 0, "_cdc_lsn": lsn, "content": text.decode()} for lsn, text in texts.items())
     changelogs = SimpleNamespace(state=lambda _: SimpleNamespace(lsn=max(texts)), read=lambda _: rows)
     monkeypatch.setattr(ddl_log, "changelogs_of", lambda *_: changelogs)
-    nothing: Any = SimpleNamespace(root=house, exists=True, source=lambda: SimpleNamespace(position=None, publications=("p",)))
+    nothing: Any = SimpleNamespace(root=house, source=lambda: SimpleNamespace(position=None))
     return ddl_log.DdlLog(nothing, nothing)
 
 
@@ -73,13 +74,25 @@ def test_a_server_that_lost_changes_gives_their_numbers_to_other_columns(
     assert (None if after is None else after[2].missing) == ("7" if is_divergence else None)
 
 
-def test_only_the_lists_of_streamed_publications_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tables = [{"oid": 1, "schema": "public", "name": "t", "columns": [1, 2], "has_filter": False}]
-    texts = {
-        10: content(
-            described("id=1 a=2"), tag="CREATE PUBLICATION", publications=[{"oid": 8, "name": "another", "tables": tables}]
-        ),
-        20: content(described("id=1 a=2"), tag="CREATE PUBLICATION", publications=[{"oid": 7, "name": "p", "tables": tables}]),
-    }
-    found = recorded(monkeypatch, tmp_path, texts).descriptions
-    assert [found.has_list(1, (lsn, 0)) for lsn in (15, 25)] == [False, True]
+def test_only_the_lists_of_publications_that_the_stream_has_at_the_place_count(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`land` had "p", which was renamed to "q". Then it had "r". That `run` begins with other ones does not matter."""
+
+    def lists(oid: int, name: str, tag: str = "CREATE PUBLICATION") -> bytes:
+        tables = [{"oid": 1, "schema": "public", "name": "t", "columns": [1, 2], "has_filter": False}]
+        return content(described("id=1 a=2"), tag=tag, publications=[{"oid": oid, "name": name, "tables": tables}])
+
+    texts = {10: lists(8, "another"), 20: lists(7, "p"), 50: lists(7, "q", "ALTER PUBLICATION"), 75: lists(9, "r")}
+    log = recorded(monkeypatch, tmp_path / "house", texts)
+    segments = []
+    for number, start_lsn, name in (1, 5, "p"), (2, 40, "q"), (3, 70, "r"):
+        directory = tmp_path / f"{number:06d}"
+        directory.mkdir()
+        (directory / "epoch.json").write_text(describe_epoch(start_lsn, publications=[name]))
+        segments.append(Segment(number, start_lsn, start_lsn + 30, directory / "segment"))
+    log.record_new([], segments[:1])
+    assert [log.descriptions.has_list(1, (lsn, 0)) for lsn in (15, 25)] == [False, True]
+    log.record_new([], segments)
+    found = {lsn: log.descriptions.has_list(1, (lsn, 0)) for lsn in (15, 25, 45, 55, 72, 77)}
+    assert found == {15: False, 25: True, 45: True, 55: True, 72: False, 77: True}

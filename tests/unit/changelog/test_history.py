@@ -23,7 +23,7 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import merge_columns
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Position
+from spark_sink.staging.log import Position, Segment
 from spark_sink.warehouse import dropped_tables, gaps
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
@@ -81,7 +81,7 @@ def test_the_tables_with_a_type_are_those_of_all_that_is_known(tmp_path: Path) -
     copied_table(house, 10, MOOD)
     assert [found(MOOD, lsn) for lsn in (9, 10, 30)] == [[], [T], [T]]
     # What the stream says later counts from then on. A message stands before the change with its place.
-    segment: Any = SimpleNamespace(epoch=1, start_lsn=15, end_lsn=20, end=Position(1, 20))
+    segment = Segment(1, 15, 20, Path("log/000001/segment"))
     history.record_new({T: Contents(1, 20, [use])}, lambda *_: None, [segment])
     assert [found(MOOD, 20, 1), found(OTHER, 20, 1)] == [[T], []]
     assert [found(MOOD, 20, 2), found(OTHER, 20, 2)] == [[], [T]]
@@ -124,7 +124,7 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
     tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
     history = SchemaHistory(spark, house, tables)
     for lsn, repeated in ((10, False), (20, is_repeated), (30, is_repeated)):
-        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
 
@@ -139,7 +139,7 @@ def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_p
     published = PublishedTables(lambda: [now])
     published.end_at(Servers([20]))
     history, other = SchemaHistory(spark, house, published), Table("public", "other")
-    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
     house.write_versions(other, [version(30, 0, ID)])
     for lsn, is_known in (20, True), (21, False):
@@ -155,13 +155,13 @@ def test_a_gap_to_another_server_counts_as_soon_as_it_is_recorded(tmp_path: Path
     published = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 b=2")}])
     history, other = SchemaHistory(spark, house, published), Table("public", "other")
     tables = KnownTables(spark, house, history, published)
-    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_ddl([], [segment])
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id="7")])
     tables.read_names()
     house.write_versions(other, [version(30, 0, ID)])
-    segment = SimpleNamespace(epoch=1, start_lsn=10, end_lsn=15, end=Position(1, 15))
+    segment = Segment(1, 10, 15, Path("log/000001/segment"))
     history.record_ddl([], [segment])
     newest = history.newest(other)
     assert newest is not None
@@ -191,7 +191,7 @@ def told_behind_gap(house: Warehouse, former: str | None, *told: tuple[int, str,
     history, uses = SchemaHistory(spark, house, published), list[Use]()
     for lsn, name, text in told:
         now["columns"] = catalog(text)
-        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         uses.append(Use(lsn, 0, replace(table(text), name=name), lsn))
         history.record_new({T: Contents(1, lsn, uses[-1:])}, lambda *_: None, [segment])
     columns = merge_columns(None, [house.typed(each) for each in (table("id email"), *(use.relation for use in uses))])
@@ -235,7 +235,7 @@ def test_a_table_that_is_created_anew_every_night_has_its_columns_once_in_memory
     )
     history = SchemaHistory(spark, house, tables)
     for number in ids:
-        segment: Any = SimpleNamespace(epoch=1, start_lsn=number * 10 - 5, end_lsn=number * 10, end=Position(1, number * 10))
+        segment = Segment(1, number * 10 - 5, number * 10, Path("log/000001/segment"))
         use = Use(number * 10, 0, replace(table("id a"), relation_id=number), number * 10)
         history.record_new({T: Contents(1, number * 10, [use])}, lambda *_: None, [segment])
 
@@ -278,7 +278,7 @@ def test_a_number_that_is_of_a_later_catalog(
     tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
     history = SchemaHistory(spark, house, tables)
     for lsn, text in zip((10, 20, 30), said, strict=False):
-        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table(text), lsn)])}, lambda *_: None, [segment])
     assert len(history.until(1, (30, 0))) == versions
 
@@ -300,11 +300,11 @@ def test_captured_ddl_is_believed_and_not_a_later_catalog(
     spark: Any = None
     tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 a=3")}])
     history = SchemaHistory(spark, house, tables)
-    segment: Any = SimpleNamespace(epoch=1, start_lsn=5, end_lsn=10, end=Position(1, 10))
+    segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
     assert [fact.number for fact in history.until(1, (10, 0))[0].facts or ()] == [1, 3]
 
-    segment = SimpleNamespace(epoch=1, start_lsn=10, end_lsn=20, end=Position(1, 20))
+    segment = Segment(1, 10, 20, Path("log/000001/segment"))
     history.record_ddl([ddl(20, 0, described(described_first), kind=kind)], [segment])
     [known] = history.until(1, (10, 0))
     assert (known.facts and [fact.number for fact in known.facts]) == numbers
@@ -318,9 +318,9 @@ def test_a_table_that_was_altered_before_the_capture_began(tmp_path: Path, numbe
     tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(numbers)}])
     history = SchemaHistory(spark, house, tables)
     for lsn in (10, 30):
-        segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
+        segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn)])}, lambda *_: None, [segment])
-        segment = SimpleNamespace(epoch=1, start_lsn=lsn, end_lsn=lsn + 10, end=Position(1, lsn + 10))
+        segment = Segment(1, lsn, lsn + 10, Path("log/000001/segment"))
         history.record_ddl([ddl(lsn + 10, 0, described(numbers), kind="installed")] if lsn == 10 else [], [segment])
     found = history.until(1, (30, 0))
     assert len(found) == versions
