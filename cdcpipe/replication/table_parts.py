@@ -6,8 +6,8 @@
 - a table some of whose changes were not published for a while (``operations``);
 - a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
   change only the file, and ALTER TABLE without a rewrite changes only the definition.)
-- a partition with rows that the stream lacks: a new part that ``has_rows``, because it was attached, or rewritten or unlogged
-  before the second answer; or a part whose file was 0, so that nothing of its rows was in the WAL.
+- a partition whose rows the stream lacks: a new part with rows (``has_rows``) that was attached, or may have been unlogged; or a
+  part that was unlogged (file 0) in the first answer, and is not any more.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ __all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published"
 _logger = logging.getLogger(__name__)
 
 DELETED = "its files were deleted from the warehouse"
-ATTACHED = "a partition came with rows"
+ATTACHED = "a partition came with rows, or was unlogged"
 CAME = "it has come into the publication"
 NOT_COPIED = "its rows from before the first change were not copied"
 CAME_BACK = "it left the publication, and has come back"
@@ -224,7 +224,7 @@ def _compare(
     files = [(then.parts[number], part) for number, part in now.parts.items() if number in then.parts]
     if any(old[0] != new[0] and old[1] != new[1] for old, new in files):
         yield Finding(table, lsn, REWRITTEN)
-    # An unlogged part, whose file is 0, has changed without a change in the stream.
-    logged = {number for number, (file, _) in then.parts.items() if file or not now.parts.get(number, (0,))[0]}
-    if any(each["has_rows"] and each["relation_id"] not in logged for each in found["parts"]):
+    # Of an unlogged part, whose file is 0, the stream has neither the rows nor that a crash of the server has emptied it.
+    was_unlogged = any(not old[0] and new[0] for old, new in files)
+    if was_unlogged or any(each["has_rows"] and each["relation_id"] not in then.parts for each in found["parts"]):
         yield Finding(table, lsn, ATTACHED)
