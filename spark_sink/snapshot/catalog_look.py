@@ -8,6 +8,7 @@ publication.py compares two looks. `wanted_copies` has the tables that wait; the
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.published_tables import Seen
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["CatalogLook", "want_deleted"]
+__all__ = ["CatalogLook", "look_before_copies", "want_deleted"]
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +42,20 @@ def want_deleted(house: Warehouse) -> None:
     """
     for table, since_lsn, reason in publication.deleted(published_tables.read(house), Homes(house)):
         wanted_copies.want(house, table, since_lsn, reason)
+
+
+def look_before_copies(config: LauncherConfig, house: Warehouse, is_stopping: Callable[[], bool]) -> None:
+    """Look at the catalog before all tables are copied, so that these copies settle what it finds, and what comes later is found.
+
+    The next look would have tables that came before the copies copied once more. The first look at another server only records.
+    """
+    catalog = CatalogLook(replace(config, create_slot=False), house)
+    if not catalog.look(is_stopping) and catalog.failure is not None:
+        _logger.warning(
+            "run could not look at the catalog before the copies, so it may not notice tables that are rewritten, or get a"
+            " partition, before the next look: %s",
+            catalog.failure,
+        )
 
 
 class CatalogLook:
@@ -88,8 +103,11 @@ class CatalogLook:
         if before is not None and before.system_id == found.system_id and is_at_it:
             self._want_renamed(before, now, homes)
         for table, name in publication.gone(before, found, homes, kept).items():
-            renamed = "" if name is None else f", its rows are those of {name}"
-            _logger.warning("table %s is not published any more%s: its tables get no changes from now on", table, renamed)
+            if name is None:
+                _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
+            else:
+                apart = f"table {table} is published as {name} now, in tables of its own"
+                _logger.warning("%s: the tables of %s get no changes from now on", apart, table)
         if before != now:
             published_tables.write(house, now)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}

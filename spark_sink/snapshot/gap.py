@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from spark_sink.client.prepare import look_up
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
-from spark_sink.snapshot.catalog_look import CatalogLook
+from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids
@@ -79,23 +79,13 @@ class GapSnapshot(Snapshot):
             if is_stopping():
                 raise InterruptedError
             time.sleep(_LOOK_S)
-        self._look(is_stopping)
+        look_before_copies(self.config, self.warehouse, is_stopping)
         export = super()._take(is_stopping)
         if export.consistent_point < self._gap_end_lsn:  # an earlier run has taken it after an earlier gap
             _logger.info("the snapshot of the earlier run lacks what this gap has lost")
             self._release(is_done=True)
             export = super()._take(is_stopping)
         return export
-
-    def _look(self, is_stopping: Callable[[], bool]) -> None:
-        """Look at the catalog before the copies. The first look at another server only records, so it must not come after them."""
-        catalog = CatalogLook(self.config, self.warehouse)
-        if not catalog.look(is_stopping) and catalog.failure is not None:
-            _logger.warning(
-                "run could not look at the catalog before the copies, so it may not notice tables that are rewritten, or get a"
-                " partition, before the next look: %s",
-                catalog.failure,
-            )
 
     def _lacks(self, table: Table) -> bool:
         return table not in self.copied and not gaps.is_copied_since(self.warehouse, table, self._gap_end_lsn)

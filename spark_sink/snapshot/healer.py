@@ -33,10 +33,11 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.snapshot.copy import CHUNK_BYTES, FOLLOW_S, finish_killed
+from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
-from spark_sink.warehouse import gaps, landed_snapshots, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -173,7 +174,7 @@ class Healer:
             if self._pausing.is_set():
                 continue
             with self._busy, self._forgiving():
-                if self._is_look_due():
+                if self._is_look_due() or self._are_new(self._choose(self._waiting())):
                     self._look(_UNABLE_S)
                 tables = self._choose(self._waiting())
                 if tables:
@@ -212,6 +213,15 @@ class Healer:
             return True
         interval_s = _SHORTEST_LOOK_INTERVAL_S if self._is_look_wanted else _LOOK_INTERVAL_S
         return time.monotonic() - self._looked_at >= max(interval_s, self._look_took_s)  # the server has other work, too
+
+    def _are_new(self, tables: Sequence[Table]) -> bool:
+        """Tell whether some of these tables are new since the last look. A look after their copy would have them copied again."""
+        seen = published_tables.read(self._warehouse) if tables else None
+        if seen is None:
+            return False
+        homes = Homes(self._warehouse)
+        known = {homes.table(each.relation_id, each.table) for each in seen.tables.values() if each.undecided_lsn is None}
+        return not known.issuperset(tables)
 
     def _look(self, unable_s: float) -> None:
         """Look at the catalog. Says that looks fail, once they have done so for ``unable_s``."""

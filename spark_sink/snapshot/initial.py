@@ -30,6 +30,7 @@ from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
+from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
@@ -42,6 +43,7 @@ from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from spark_sink.client.exported import ExportedSnapshot
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
@@ -153,6 +155,14 @@ class InitialSnapshot(Snapshot):
         )
         return True
 
+    def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
+        """Take care that no look from before the snapshot lacks tables that it copies: the next look would take them for new."""
+        if not self.warehouse.exists:
+            published_tables.forget(self.warehouse)  # by a run that was killed; the next one looks after the snapshot
+        elif has_log(self.config.staging) and published_tables.read(self.warehouse) is not None:
+            look_before_copies(self.config, self.warehouse, is_stopping)
+        return super()._take(is_stopping)
+
     def _bind(self, epoch: Epoch) -> None:
         self.warehouse.open(epoch, former_system_ids(self._epochs))
         record_staging(self.warehouse, self.config.staging)
@@ -161,7 +171,6 @@ class InitialSnapshot(Snapshot):
         lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
         # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.
         chosen = [each for each in lacking if homes.is_certain(each.relation.relation_id, Table.of(each.relation))]
-        publication.record_new(self.warehouse, chosen, homes)
         self._forget_later_parts(chosen)
         return chosen
 

@@ -29,12 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
-from spark_sink.client import keyless
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, prepare_arguments
 from spark_sink.client.process import ask
 from spark_sink.schema.table import Table
-from spark_sink.warehouse import wanted_copies
 from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
 
 if TYPE_CHECKING:
@@ -42,10 +40,9 @@ if TYPE_CHECKING:
 
     from spark_sink.client.prepare import SlotConfig
     from spark_sink.snapshot.homes import Homes
-    from spark_sink.snapshot.plan import TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "record_new", "seen", "undecided"]
+__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "seen", "undecided"]
 
 _logger = logging.getLogger(__name__)
 
@@ -139,29 +136,6 @@ def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, S
     return kept
 
 
-def record_new(house: Warehouse, tables: Iterable[TablePlan], homes: Homes) -> None:
-    """Add ``tables`` that are about to be copied to the record of the last look, if they are new since.
-
-    Otherwise the next look finds only that they came, which the copy settles, and not what has changed since the copy.
-    """
-    record = read(house)
-    if record is None or record.system_id != house.source().system_id:
-        return
-    names, new = {each.table for each in record.tables.values()}, {}
-    for table in tables:
-        relation, name = table.relation, Table.of(table.relation)
-        number = relation.relation_id
-        if number in record.tables or name in names or not homes.is_certain(number, name):
-            continue
-        wanted_copies.want(house, homes.of(relation), record.lsn, CAME)  # the copy may not be completed
-        described: dict[str, Any] = {"replica_identity": relation.replica_identity, "primary_key": table.primary_key}
-        described["unpublished_key"] = {*table.primary_key, *table.identity} - {column.name for column in relation.columns}
-        parts = {chunk.relation_id: (chunk.file, "") for chunk in table.chunks}
-        new[number] = SeenTable(name.schema, name.name, number, keyless.has_key(described), None, parts)
-    if new:
-        write(house, replace(record, tables={**record.tables, **new}))
-
-
 def deleted(before: Seen | None, homes: Homes) -> list[Finding]:
     """Return the tables that the warehouse had at the look ``before``, and has not any more: somebody has deleted their files."""
     if before is None:
@@ -210,8 +184,8 @@ def _compare(
     if then is None or is_new or homes.table(then.relation_id, then.table) != table:
         others = (each for each in before.tables.values() if each.relation_id != now.relation_id)
         is_replaced = any(each.table == now.table for each in others)
-        # It came since the look before: somebody may have copied it since.
-        yield Finding(table, lsn, REPLACED) if is_replaced else Finding(table, before.lsn, CAME)
+        # A copy from before this look does not settle it: what has changed since that copy is not found in what this look records.
+        yield Finding(table, lsn, REPLACED if is_replaced else CAME)
         return
     if then.published_by and now.published_by and not set(then.published_by) & set(now.published_by):
         yield Finding(table, lsn, CAME_BACK)

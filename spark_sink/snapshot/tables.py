@@ -20,7 +20,6 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.client.keyless import table_name
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
-from spark_sink.snapshot import publication
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
@@ -81,9 +80,7 @@ class TableSnapshot(Snapshot):
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         published = {str(Table.of(table.relation)): table for table in plan.tables}
         self._check_published({name: table.relation.columns for name, table in published.items()})
-        chosen = [published[name] for name in self._names if homes.of(published[name].relation) not in self.copied]
-        publication.record_new(self.warehouse, chosen, homes)
-        return chosen
+        return [published[name] for name in self._names if homes.of(published[name].relation) not in self.copied]
 
     def _check_published(self, published: Mapping[str, Sized]) -> None:
         """Raise InvalidArgumentsError unless each table to copy is published, and has columns: ``published`` has those of each."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Seen", "SeenTable", "follow", "read", "unpublished", "write"]
+__all__ = ["Seen", "SeenTable", "follow", "forget", "read", "unpublished", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,11 @@ def write(house: Warehouse, now: Seen) -> None:
     """Record what a look saw."""
     make_directory(_path(house).parent)
     write_json(_path(house), _to_json(now))
+
+
+def forget(house: Warehouse) -> None:
+    """Remove the record."""
+    _path(house).unlink(missing_ok=True)
 
 
 def _to_json(now: Seen) -> dict[str, Any]:

@@ -222,6 +222,20 @@ def test_the_catalog_brings_tables_and_takes_them_away(server: Server) -> None:
     assert server.begun == [["public.new"]]
 
 
+def test_a_new_table_that_waits_already_is_looked_at_before_its_copy(server: Server) -> None:
+    """A merge asks for the copy as soon as a change of an earlier row comes. The next look had it copied once more."""
+    running = healer(server)
+    running.start()
+    until(lambda: running.has_looked, "the first look")
+    server.published.append("public.new")
+    want(server.house, Table("public", "new"), 100, "rows were changed or deleted that the replica did not have")
+    until(lambda: server.begun == [["public.new"]], "the copy")
+    running.stop()
+    server.lsn = 2 * COPY_LSN
+    healer(server).finish()
+    assert server.begun == [["public.new"]]
+
+
 def test_what_the_initial_snapshot_lacks_is_recorded_before_it_counts_as_complete(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +15,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import copy, publication
 from spark_sink.snapshot.catalog_look import RENAMED, CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot
@@ -35,7 +36,6 @@ from spark_sink.snapshot.publication import (
     seen,
     undecided,
 )
-from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
@@ -97,8 +97,7 @@ BEFORE = seen(found(table(), lsn=100))
     ("now", "findings"),
     [
         (table(), []),
-        # Since the look before: somebody may have copied it meanwhile.
-        (table("u"), [Finding(Table("public", "u"), 100, CAME)]),
+        (table("u"), [Finding(Table("public", "u"), 200, CAME)]),
         (table("without_columns", columns=[]), []),
         (table(relation_id=101), [Finding(T, 200, REPLACED)]),
         (table(published_by=[8]), [Finding(T, 200, CAME_BACK)]),
@@ -129,28 +128,50 @@ def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes
     assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
 
 
-def test_what_changes_after_a_copy_by_hand_of_a_new_table_is_found(tmp_path: Path) -> None:
-    """The look after it found only that the table had come, which the copy settles."""
-    house = Warehouse(tmp_path / "warehouse", "delta")
-    house.open(EPOCH)
-    write(house, seen(found(table("old", relation_id=50), table("other", relation_id=51), lsn=100)))
-    root = TablePlan(relation(100, "t", ("id", 23)), (1,), ("id",), None, (Chunk(101, "public.t1", 1, 0, None, 0),), 0)
-    plain = TablePlan(relation(102, "u", ("id", 23)), (1,), (), None, (Chunk(102, "public.u", 1, 0, None, 0),), 0)
-    replaced = TablePlan(relation(52, "other", ("id", 23)), (1,), (), None, (), 0)
-    snapshot = TableSnapshot(LauncherConfig("slot", tmp_path), house, ["public.t", "public.u", "public.other"])
-    plan = Plan((root, plain, replaced), 0, is_utf8=True)
-    assert snapshot._choose(plan, Homes(house)) == [*plan.tables]
-    u = Table("public", "u")
-    # They wait, in case that the copy is not completed.
-    assert [(each.table, each.reasons[0].since_lsn, each.why) for each in waiting(house)] == [(T, 100, CAME), (u, 100, CAME)]
-    for copied in (T, u):
-        house.write_versions(copied, [replace(version(200, 0, ID, 100), snapshot=((1, "id"),))])
+def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that was attached after this copy was in the record of this look, and taken for copied."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    house.open(list_epochs(staging)[0])
+    write(house, seen(found(table("old", relation_id=50), lsn=100)))
+    house.write_versions(T, [replace(version(150, 0, ID, 100), snapshot=((1, "id"),))])
+    root = table(parts=[part(101), part(102, has_rows=True)])
+    monkeypatch.setattr(publication, "look", lambda *_: found(table("old", relation_id=50), root))
+    assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
+    assert [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)] == [(T, CAME, 200)]
+    house.write_versions(T, [replace(version(200, 0, ID, 100), snapshot=((1, "id"),))])
+    assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
     assert waiting(house) == []
-    attached = table(parts=[part(101), part(103, has_rows=True)])
-    rewritten = table("u", relation_id=102, primary_key=[], parts=[part(102, file=7)])
-    now = found(attached, rewritten, table("other", relation_id=52), lsn=300)
-    others = Finding(Table("public", "other"), 300, REPLACED)
-    assert compare(read(house), now, not_keyed, Homes(house), {}) == [Finding(T, 300, ATTACHED), Finding(u, 300, REWRITTEN), others]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copied_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_open: bool
+) -> None:
+    """A run that was killed has left a record. The next run takes another snapshot, which has a table that came since."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    [epoch] = list_epochs(staging)
+    if is_open:
+        house.open(epoch)
+    write(house, seen(found(table("old", relation_id=50), lsn=100)))
+    server = found(table("old", relation_id=50), table(), lsn=150)
+    monkeypatch.setattr(publication, "look", lambda *_: server)
+    records = []
+    monkeypatch.setattr(
+        copy, "ExportedSnapshot", lambda *_, **__: records.append(read(house)) or SimpleNamespace(is_left_over=False)
+    )
+    config = LauncherConfig("slot", staging, create_slot=True)
+    InitialSnapshot(config, house, "initial").prepare(lambda: False)
+    assert records == [seen(server) if is_open else None]
+    server = replace(server, wal_lsn=LSN(200))
+    if not is_open:
+        publication.begin(house, config, server, lambda: False)
+        house.open(epoch)
+    house.write_versions(T, [replace(version(160, 0, ID, 100), snapshot=((1, "id"),))])
+    server = replace(server, wal_lsn=LSN(300))
+    assert CatalogLook(config, house).look(lambda: False)
+    assert waiting(house) == []
 
 
 def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
@@ -179,25 +200,6 @@ def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(t
     assert before is not None
     assert {number: [*(each.parts or ())] for number, each in before.tables.items()} == {100: [100, 101], 200: [200, 201]}
     assert compare(before, found(root), not_keyed, Homes(house), {}) == [Finding(T, 200, ATTACHED)]
-
-
-def test_a_table_that_came_before_the_second_start_of_the_first_snapshot_is_recorded(house: Warehouse, tmp_path: Path) -> None:
-    """A killed snapshot has left the record of the first look."""
-    write(house, seen(found(table("other", relation_id=50), lsn=100)))
-    key = relation(101, "t", ("id", 23))
-    plans = [
-        TablePlan(each, (1,), ("id",), None, (Chunk(each.relation_id, "public.t", 1, 0, None, 0),), 0)
-        for each in (key, relation(102, "u", ("v", 23)))
-    ]
-    made = InitialSnapshot(LauncherConfig("slot", tmp_path / "staging"), house)
-    assert made._choose(Plan((*plans,), 0, is_utf8=True), Homes(house)) == plans
-    record = read(house)
-    assert record is not None
-    assert [(each.name, each.has_key, each.parts) for each in record.tables.values()] == [
-        ("other", True, {100: (1, "a")}),
-        ("t", True, {101: (1, "")}),
-        ("u", False, {102: (1, "")}),
-    ]
 
 
 def test_a_table_that_gets_a_key(homes: Homes) -> None:
@@ -300,7 +302,7 @@ def test_a_table_that_was_renamed_waits_for_the_stream(house: Warehouse) -> None
     # Another table under the old name: it has tables of its own.
     other = table("a", relation_id=101)
     findings, _ = looks(house, after, replace(renamed, wal_lsn=LSN(300), tables=(*renamed.tables, other)))
-    assert findings == [Finding(Table("public", "a", 101), 200, CAME)]
+    assert findings == [Finding(Table("public", "a", 101), 300, CAME)]
     assert str(findings[0].table) == "public.a"
 
 
@@ -308,14 +310,14 @@ def test_a_rename_of_which_nothing_tells(house: Warehouse) -> None:
     before = seen(found(table("a"), lsn=100))
     _, record = looks(house, before, found(table("b"), lsn=200))
     house.record(Position(1, 200))
-    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 200, CAME)]
+    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
     # So it is if its changes have come already, to tables of their own.
     house.write_versions(B, [version(160, 0, ID, 100)])
-    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 200, CAME)]
+    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
     house.forget(B)
     # Tables of their own are wanted, or there is no captured DDL: nothing has to be waited for.
     house.write_names(Names(is_following=False))
-    assert looks(house, before, found(table("b"), lsn=300))[0] == [Finding(B, 100, CAME)]
+    assert looks(house, before, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
 
 
 def test_a_copy_goes_to_no_wrong_tables(house: Warehouse) -> None:
@@ -449,7 +451,7 @@ def test_a_table_that_became_a_partition_is_named(
     catalog = CatalogLook(LauncherConfig("slot", staging), house)
     for _ in range(2):
         assert catalog.look(lambda: False)
-    said = "table public.t is not published any more, its rows are those of public.t_p0: its tables get no changes from now on"
+    said = "table public.t is published as public.t_p0 now, in tables of its own: the tables of public.t get no changes from now on"
     assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [said]
 
 
