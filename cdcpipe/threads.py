@@ -1,4 +1,4 @@
-"""The thread class of all our packages, what a ``with`` starts and stops, and how many threads numpy may start.
+"""The thread class of all our packages, what a ``with`` and a process do at their end, and how many threads numpy may start.
 
     worker = Worker(target=copy, name="cdcpipe-snapshot", daemon=True)
     worker.start()
@@ -10,14 +10,27 @@ A signal may interrupt a wait for a thread's end. The thread goes on, and can be
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["Background", "Startable", "Worker", "have_no_blas_threads"]
+__all__ = ["Background", "Startable", "Worker", "at_exit", "have_no_blas_threads"]
+
+
+def at_exit(function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function when this process ends by itself. A child process that was forked from it does not call it."""
+    atexit.register(_call_in, os.getpid(), function, arguments)
+
+
+def _call_in(pid: int, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    if pid == os.getpid():
+        function(*arguments)
 
 
 def have_no_blas_threads() -> None:
@@ -65,7 +78,7 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
         return self.ident is not None and not self._has_ended.is_set()
 
 
-class Startable:
+class Startable(ABC):
     """What a ``with`` starts, and stops at its end. The end then raises the error of the work, unless the block has raised one.
 
     In a child process that was forked in the block, the end does nothing, as after `sys.exit`: the work is its parent's.
@@ -73,17 +86,17 @@ class Startable:
 
     _pid = 0
 
+    @abstractmethod
     def start(self) -> Self:
         """Start the work."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, and raise the error that ended the work, if any. Returns False if ``timeout_s`` have passed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """End the work, and wait for its end."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self._pid = os.getpid()

@@ -12,7 +12,6 @@ The lock also keeps systemd-tmpfiles away, which otherwise removes what nobody h
 
 from __future__ import annotations
 
-import atexit
 import errno
 import functools
 import logging
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cdcpipe.threads import at_exit
 from spark_sink.files.lock import try_lock
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def directory_of_process() -> Path:
             _logger.info("%s can't be locked: %s", made, ex.strerror)
             is_ours = True
         if is_ours and made.is_dir():
-            atexit.register(_remove_at_the_end, made, os.getpid())
+            at_exit(_remove_at_the_end, made)
             (made / _MARK).write_text(made.name, "ascii")
             return made
         os.close(fd)  # another program (systemd-tmpfiles) removes it, or has removed it before we had the lock
@@ -96,9 +96,7 @@ def _remove(path: Path) -> None:
     path.rmdir()
 
 
-def _remove_at_the_end(path: Path, pid: int) -> None:
-    if pid != os.getpid():  # forked: the process that has made the directory still needs it
-        return
+def _remove_at_the_end(path: Path) -> None:
     with suppress(OSError):  # a child that still lives writes there, for example: the next process removes it
         _remove(path)
 

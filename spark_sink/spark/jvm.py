@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import subprocess
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.threads import at_exit
 from spark_sink.client import guard
 from spark_sink.files.lock import share_with_child
 from spark_sink.files.system_hints import hint_of
@@ -84,14 +84,8 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
             gateway = guard.start_in_group(lambda group: launch_gateway(conf, {"process_group": group, **kept}))
     finally:
         _output.close_writer()
-    atexit.register(_take_at_the_end, _output, os.getpid())
+    at_exit(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
-
-
-def _take_at_the_end(found: JvmOutput, pid: int) -> None:
-    """Show an entry of the log that came just before the end. A forked child leaves it to the process that has started the JVM."""
-    if pid == os.getpid():
-        found.take()
 
 
 def _inherited(locks: Iterable[Path]) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdcpipe import logs
-from spark_sink.spark import jvm
+from cdcpipe.threads import _call_in
 from spark_sink.spark.jvm_output import JvmOutput
 from support.waiting import until
 
@@ -144,8 +144,8 @@ def test_a_forked_child_leaves_the_last_words_to_its_parent(capfd: pytest.Captur
     output = JvmOutput(holds=False)
     with output._lock:  # so that only this thread takes them
         os.write(output.writer, f"{ENTRY}\n".encode())
-        jvm._take_at_the_end(output, os.getpid() + 1)
+        _call_in(os.getpid() + 1, output.take, ())
         assert capfd.readouterr().err == ""
-        jvm._take_at_the_end(output, os.getpid())
+        _call_in(os.getpid(), output.take, ())
         assert capfd.readouterr().err == f"{ENTRY}\n"
     output.close_writer()
