@@ -91,7 +91,8 @@ class DdlLog:
             self._descriptions.end_at(*self._gaps())
 
     def _gaps(self) -> tuple[list[int], Servers]:
-        return [each.start.lsn for each in gaps.read(self._warehouse)], gaps.servers(self._warehouse)
+        found = gaps.read(self._warehouse)
+        return [each.start.lsn for each in found], gaps.servers(found)
 
     def record_new(self, found: Sequence[Ddl], segments: Sequence[Segment]) -> None:
         """Record the messages of the segments that are new."""

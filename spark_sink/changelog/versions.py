@@ -154,8 +154,8 @@ class TableVersions:
 
     def _check_new(self, table: Table, use: Use, known: Sequence[Version]) -> None:
         """Let the table be copied if it has come back to this name: then it is no new table, and has rows from before ``use``."""
-        place, servers = (use.end_lsn, use.ordinal), self._history.captured.servers
-        if any(each.relation_id == use.relation.relation_id and servers.is_one(each.place, place) for each in known):
+        servers = self._history.captured.servers
+        if any(each.relation_id == use.relation.relation_id and servers.is_one(each.place, use.place) for each in known):
             _logger.warning(
                 "table %s has its name again, which another table had meanwhile: the replica lacks rows. Repair: run --heal, or %s",
                 table,

@@ -76,7 +76,7 @@ def local_directory(path: Path | str, what: str) -> Path:
 
 
 def nameable_directory(path: Path | str, what: str) -> Path:
-    """Do the same as `local_directory`, and raise InvalidArgumentsError, too, if Arrow and Java would not name it as Python does.
+    """Return `local_directory`. Raises InvalidArgumentsError, too, if Arrow and Java would not name it as Python does.
 
     They take paths as UTF-8. Python has stand-ins (surrogates) for bytes that are not.
     """

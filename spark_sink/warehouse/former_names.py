@@ -62,9 +62,9 @@ def carried(before: Seen | None, now: Seen, masks: Masks, *, is_at_server_of_now
 class _Look:
     """A look at the catalog.
 
-    ``servers`` are the numbers of the servers that it may have been at (schema/servers.py). It is empty if
-    nobody knows, because pg_upgrade has given the server another system id since. ``names`` has for each relation the names under
-    which it is published, and was before.
+    ``servers`` are the numbers of the servers that it may have been at (schema/servers.py). It is empty if nobody knows, because
+    pg_upgrade has given the server another system id since. ``names`` has for each relation the names under which it is published,
+    and was before.
     """
 
     seen: Seen

@@ -131,9 +131,9 @@ def unrecorded(known: Iterable[TablesGap], epochs: Iterable[Epoch]) -> list[Tabl
     ]
 
 
-def servers(house: Warehouse) -> Servers:
-    """Return the servers of the log. One that has lost changes uses their OIDs and numbers again."""
-    ends = [each for each in read(house) if each.ends_oids]
+def servers(gaps: Iterable[TablesGap]) -> Servers:
+    """Return the servers of the log, by all its gaps. One that has lost changes uses their OIDs and numbers again."""
+    ends = [each for each in gaps if each.ends_oids]
     common = (NOTHING if each.is_other_server else each.gap.after_lsn for each in ends)
     return Servers((each.start.lsn for each in ends), common)
 
@@ -143,10 +143,15 @@ def names(house: Warehouse) -> Names:
 
     Tables whose renames were lost have their former names behind these changes, even if the tables have not come there yet.
     """
-    found = house.names()
-    found.servers = servers(house)
+    found = _recorded_names(house)
     for naming in found.undone(AFTER_ALL):
         found.add(naming)
+    return found
+
+
+def _recorded_names(house: Warehouse) -> Names:
+    found = house.names()
+    found.servers = servers(read(house))
     return found
 
 
@@ -156,8 +161,7 @@ def record_names(house: Warehouse) -> Names:
     Only the process that records names may call this. Tables that are not behind the lost changes yet keep the names that these
     gave: more of these changes may come.
     """
-    found = house.names()
-    found.servers = servers(house)
+    found = _recorded_names(house)
     if not found.servers.lost(AFTER_ALL):  # a warehouse without a gap may have no source yet
         return found
     position = house.source().position

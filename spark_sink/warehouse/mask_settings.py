@@ -127,7 +127,8 @@ def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
     path, masks = masks_path(house.root), house.masks
     before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
     changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
-    called = {table: house.names().first_and_last(table) for table in house.tables()}
+    known = house.names()
+    called = {table: known.first_and_last(table) for table in house.tables()}
     tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
     for table in tables:
         _check_key_columns(house, table, called[table], Masks.of(before))
