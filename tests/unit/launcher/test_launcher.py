@@ -249,24 +249,26 @@ def test_a_log_that_was_begun_without_the_tables_begins_with_a_gap(fake: Callabl
     assert list_segments(made.staging, tables.position) == []
 
 
+def run_for_tables(made: Fake, on_gap: str, copied_lsn: int) -> Launcher:
+    """Run a launcher for tables that another log has brought to 7:0/300, on timeline 1."""
+    launcher = Launcher(made.config(on_gap=on_gap))
+    launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x300), timeline=1)
+    launcher.read_copied_lsn = lambda: copied_lsn
+    launcher.start()
+    launcher.wait()
+    return launcher
+
+
 def test_a_log_that_was_lost_with_the_primary_begins_with_a_gap(fake: Callable[..., Fake]):
     """The standby that was promoted lacks the last changes of the tables, although its WAL is beyond them."""
     promoted = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/280"}]}
     made = fake(WORK, [promoted, promoted, {}, promoted])
 
-    def begun(on_gap: str) -> Launcher:
-        launcher = Launcher(made.config(on_gap=on_gap))
-        launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x300), timeline=1)
-        launcher.read_copied_lsn = lambda: 0x3FF
-        launcher.start()
-        launcher.wait()
-        return launcher
-
     with pytest.raises(GapError, match=r"timeline 2 branched off at 0/280, but the tables in warehouse have changes of timeline 1"):
-        begun("stop")
+        run_for_tables(made, "stop", 0x3FF)
     assert not list_epochs(made.staging)
     for gaps in (1, 0):  # one is enough
-        assert begun("resnapshot").progress.gaps == gaps
+        assert run_for_tables(made, "resnapshot", 0x3FF).progress.gaps == gaps
     [epoch] = [each for each in list_epochs(made.staging) if each.gap is not None]
     assert (epoch.start, epoch.timeline) == ((8, 0x400), 2)
     assert list_segments(made.staging, Position(7, 0x300))[0].start_lsn == 0x400
@@ -282,18 +284,10 @@ def test_a_log_that_was_begun_after_a_promotion_without_the_tables_begins_with_a
     assert end is not None
     assert epoch.start_lsn < 0x300 < end.lsn
 
-    def begun(on_gap: str) -> Launcher:
-        launcher = Launcher(made.config(on_gap=on_gap))
-        launcher.tables = FedTables("warehouse", "7", "db", made.staging, Position(7, 0x300), timeline=1)
-        launcher.read_copied_lsn = lambda: 0x2FF
-        launcher.start()
-        launcher.wait()
-        return launcher
-
     with pytest.raises(GapError, match=r"timeline 2 branched off at 0/280, but the tables in warehouse have changes of timeline 1"):
-        begun("stop")
+        run_for_tables(made, "stop", 0x2FF)
     for gaps in (1, 0):  # one is enough
-        assert begun("resnapshot").progress.gaps == gaps
+        assert run_for_tables(made, "resnapshot", 0x2FF).progress.gaps == gaps
     [after] = [each for each in list_epochs(made.staging) if each.gap is not None]
     assert (after.number, after.start_lsn) == (8, end.lsn)
     assert after.gap is not None

@@ -15,14 +15,13 @@ from spark_sink.pipeline.config import RunConfig
 from spark_sink.schema.table import NO_COPIES, Table
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.staging.readers import register_reader
-from spark_sink.warehouse.warehouse import READER
+from spark_sink.warehouse.warehouse import READER, Warehouse
 from support.descriptions import ID, version
 from support.staged import make_epoch
 
 
-@pytest.mark.parametrize("table", NO_COPIES)
-def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -> None:
-    """RESTORE has set it back, and no change comes."""
+def at_rest(tmp_path: Path) -> tuple[RunConfig, Warehouse]:
+    """Make a warehouse that has the whole log, up to 1:0/200."""
     staging, end = tmp_path / "staging", Position(1, 0x200)
     make_epoch(staging, 1, 0x100, (0x100, 0x200))
     config = RunConfig(LauncherConfig("s", staging), tmp_path / "warehouse", heal="off", vacuum_retention_s=None)
@@ -30,6 +29,13 @@ def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -
     house.open(list_epochs(staging)[0])
     house.record(end, staging)
     register_reader(staging, READER, end)
+    return config, house
+
+
+@pytest.mark.parametrize("table", NO_COPIES)
+def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -> None:
+    """RESTORE has set it back, and no change comes."""
+    config, house = at_rest(tmp_path)
     path, rest = house.changelog(table), Rest(config, house)
     for lsn in (0x180, 0x200):
         schema = StructType([StructField("id", LongType())])
@@ -43,13 +49,7 @@ def test_a_start_names_what_no_copy_makes_up_for(tmp_path: Path, table: Table) -
 
 def test_a_replica_from_before_the_copy_of_its_table_is_something_to_do(tmp_path: Path) -> None:
     """In a quiet database the copy is later than each change, and the replica may seem to have them all."""
-    staging, end, fruit = tmp_path / "staging", Position(1, 0x200), Table("public", "fruit")
-    make_epoch(staging, 1, 0x100, (0x100, 0x200))
-    config = RunConfig(LauncherConfig("s", staging), tmp_path / "warehouse", heal="off", vacuum_retention_s=None)
-    house = config.house()
-    house.open(list_epochs(staging)[0])
-    house.record(end, staging)
-    register_reader(staging, READER, end)
+    (config, house), fruit = at_rest(tmp_path), Table("public", "fruit")
     house.write_versions(fruit, [version(0, 0, ID), replace(version(0x300, 0, ID), snapshot=((1, "id"),))])
     for path in (house.changelog(fruit), house.replica(fruit)):
         file_table.commit(file_table.define(path, StructType([StructField("id", LongType())]), {}), [], Position(1, 0x180))
