@@ -11,7 +11,9 @@ from cdcpipe import logs
 def logging_as_before() -> Iterator[None]:
     """Put back the handlers and the level of the root logger, and the format of text."""
     handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logs.use("text")
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    try:
+        yield
+    finally:
+        logs.use("text")
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)

@@ -1,6 +1,7 @@
 """Metrics over HTTP: what a scrape gets, where they listen, and when they end."""
 
 import http.client
+import io
 import json
 import logging
 import re
@@ -18,6 +19,7 @@ from cdcpipe.measures import Histogram, Metric
 from support.blocked_imports import import_without
 from support.logging_state import logging_as_before
 from support.metrics import free_port, scrape, value
+from support.waiting import until
 
 GAUGE = Metric("cdcpipe_a_bytes", "gauge", 'Of "a" \\ and b.', ("table",))
 COUNTER = Metric("cdcpipe_b", "counter", "Of b.")
@@ -102,12 +104,14 @@ def test_a_silent_client_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def _json_lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+def _json_lines(stderr: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in stderr.splitlines()]
 
 
-def test_a_lost_client_is_a_line_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_client_is_a_line_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
+    # What the server's thread writes while capsys.readouterr() runs can be lost.
+    monkeypatch.setattr(sys, "stderr", stderr := io.StringIO())
     with logging_as_before():
         logs.use("json")
         logs.to_stderr(logging.INFO, "%(message)s")
@@ -116,9 +120,8 @@ def test_a_lost_client_is_a_line_in_the_log(capsys: pytest.CaptureFixture[str]) 
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() resets
             client.sendall(b"GET /metr")
             client.close()
-            said: list[dict[str, str]] = []
-            while len(said) < 2:
-                said += _json_lines(capsys)
+            until(lambda: stderr.getvalue().count("\n") == 2, "the line of the lost client")
+    said = _json_lines(stderr.getvalue())
     assert said[1]["message"] == "a scrape got no answer: ConnectionResetError: [Errno 104] Connection reset by peer"
     assert said[1]["level"] == "info"
 
@@ -137,7 +140,7 @@ def test_metrics_that_cannot_be_read_are_an_error_in_the_log(capsys: pytest.Capt
             for _ in range(2):
                 with pytest.raises(ConnectionError, match="500"):
                     scrape(port)
-    said = _json_lines(capsys)
+    said = _json_lines(capsys.readouterr().err)
     assert [each["level"] for each in said] == ["error"]
     assert re.fullmatch(r"the metrics can't be read: unexpected ValueError in line \d+ of \S+", said[0]["message"])
 
