@@ -69,7 +69,7 @@ _logger = logging.getLogger(__name__)
 _READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
 _LONGEST_POLL_S = 3600.0
 _RECORD_AGAIN_S = 10.0
-"""How soon to record an idle position again that the disk has refused. Until it is confirmed, the streamer tells no other."""
+"""How soon to record an idle position again that had to wait. Until it is confirmed, the streamer tells no other."""
 
 _BULK_BYTES, _BULK_PAUSE_S = 16 << 10, 0.012
 """After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile.
@@ -252,6 +252,8 @@ class Launcher(Background):
                 self._pump(child, filler, writer, sealer, feedback)
                 is_whole = filler.is_whole
                 self._apply(filler.finish(), writer, sealer, feedback)
+                if (waiting := feedback.waiting_idle) is not None:
+                    self._take_idle(waiting[0], writer, sealer, feedback)
             except ProtocolError as ex:
                 broken = ex
                 writer.discard()
@@ -285,7 +287,7 @@ class Launcher(Background):
         while not self._stopping.is_set():
             sealer.check()
             feedback.send(sealer.sealed_lsn)
-            deadline = self._try_refused_idle(filler.deadline, writer, sealer, feedback)
+            deadline = self._try_waiting_idle(filler.deadline, writer, sealer, feedback)
             timeout_s = _LONGEST_POLL_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_POLL_S)
             ready = {fd for fd, _ in poll.poll(max(timeout_s, 0.0) * 1000 + 1)}
             if self._wakeup.fd in ready:
@@ -316,24 +318,25 @@ class Launcher(Background):
                 sealer.submit(sealing)
 
     def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
-        """Record a position up to which nothing more is published, and let the streamer confirm it."""
+        """Record a position up to which nothing more is published, and let the streamer confirm it.
+
+        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it.
+        """
         sealer.drain()
-        feedback.refused_idle = None
-        if writer.open_size:
-            return
-        if account.record(self.config.staging, lsn, writer.end_lsn):
+        if not writer.open_size and account.record(self.config.staging, lsn, writer.end_lsn):
+            feedback.waiting_idle = None
             feedback.allow(lsn)
         else:
-            feedback.refused_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
+            feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
 
-    def _try_refused_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
-        """Record a refused idle position if that is due, and return when ``_pump`` has to look again. Nothing if there is none."""
-        if (refused := feedback.refused_idle) is not None and time.monotonic() >= refused[1]:
-            self._take_idle(refused[0], writer, sealer, feedback)
+    def _try_waiting_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
+        """Record an idle position that waits if that is due, and return when ``_pump`` has to look again."""
+        if (waiting := feedback.waiting_idle) is not None and time.monotonic() >= waiting[1]:
+            self._take_idle(waiting[0], writer, sealer, feedback)
             feedback.send(sealer.sealed_lsn)
-        if (refused := feedback.refused_idle) is None:
+        if (waiting := feedback.waiting_idle) is None:
             return deadline
-        return refused[1] if deadline is None else min(deadline, refused[1])
+        return waiting[1] if deadline is None else min(deadline, waiting[1])
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
         """Count a sealed segment. The sealer's thread calls this."""

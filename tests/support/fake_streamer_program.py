@@ -120,10 +120,11 @@ def run(directory: str, arguments: list[str]) -> None:
     note(f"{directory}/streamed", "")
     start_lsn = max(confirmed_lsn, parse_lsn(arguments[arguments.index("--startpos") + 1]))
     to_send = [transaction for transaction in transactions if transaction[0] > start_lsn]
-    stream = encode_stream(to_send)[: turn.get("bytes")] + turn.get("garbage", "").encode()
+    stream = encode_stream(to_send)[: turn.get("bytes")]
     emitted_lsn = max(to_send[-1][0] if to_send else start_lsn, parse_lsn(turn.get("idle", "0/0")))
     if "idle" in turn:
         stream += b"w %s 0\n" % turn["idle"].encode()
+    stream += turn.get("garbage", "").encode()
     commands = b""
     pieces = [stream[pos : pos + turn.get("piece", 1 << 16)] for pos in range(0, len(stream), turn.get("piece", 1 << 16))]
     wait_for_end = "--endpos-wait" in arguments

@@ -539,6 +539,25 @@ def test_an_idle_position_that_the_disk_has_refused_is_recorded_later(fake: Call
     made.check(WORK)
 
 
+def test_the_idle_position_at_the_end_is_confirmed_after_an_open_segment_is_sealed(fake: Callable[..., Fake]):
+    """pg_upgrade refuses a slot behind a committed transaction, also if the transaction changed nothing that is published."""
+    made = fake(WORK, [{}, {"idle": "0/4000"}])
+    made.run(seal=SealPolicy())
+    assert len(list_segments(made.staging)) == 1
+    assert (account.read(made.staging).lsn, made.confirmed_lsn) == (0x4000, 0x4000)
+    made.check(WORK)
+
+
+def test_an_idle_position_behind_a_discarded_segment_is_not_confirmed(fake: Callable[..., Fake]):
+    made = fake(WORK, [{}, {"idle": "0/4000", "garbage": "no header\n"}, {"exit": 1}])
+    with pytest.raises(CdcpipeError):
+        made.run(seal=SealPolicy())
+    assert account.read(made.staging).lsn < 0x4000
+    made.set_turns([])
+    made.run()
+    made.check(WORK)
+
+
 def without_newest_segment(fake: Callable[..., Fake]) -> Fake:
     """Land all, with an account at 0/4000, and delete the last segment."""
     made = fake(WORK, [{}, {"idle": "0/4000"}])
