@@ -9,10 +9,9 @@ import click
 import cloup
 
 from cdcpipe.ddl import script
-from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.doctor.findings import has_errors, printed
 from cdcpipe.options import check_names
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import json_text
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
 from cli.options import CONTEXT_SETTINGS, CommandGroup, connection_options, connection_parameters_of
@@ -133,19 +132,16 @@ def status(*, publications: tuple[str, ...], as_json: bool, **connection: Any) -
     """Say whether DDL is captured in a database: one line for each finding. The exit code is 1 if an error is found."""
     with connected(connection_parameters_of(**connection)) as server, initialising():
         found, findings = ddl.examine(server, publications)
-    if as_json:
-        installed = None
-        if found is not None:
-            known = found.settings
-            installed = {
-                "schema": found.schema,
-                "version": known and known.version,
-                "statements": known and known.statements,
-                "strict": known and known.strict,
-                "triggers": found.triggers,
-            }
-        click.echo(json_text(report(findings, installed=installed), indent=1))
-    else:
-        click.echo("\n".join(render(findings)))
+    installed = None
+    if found is not None:
+        known = found.settings
+        installed = {
+            "schema": found.schema,
+            "version": known and known.version,
+            "statements": known and known.statements,
+            "strict": known and known.strict,
+            "triggers": found.triggers,
+        }
+    click.echo(printed(findings, as_json=as_json, installed=installed))
     sys.stdout.flush()
-    return ExitCode.INVALID_ARGS if any(finding.level is Level.ERROR for finding in findings) else ExitCode.SUCCESS
+    return ExitCode.INVALID_ARGS if has_errors(findings) else ExitCode.SUCCESS

@@ -9,10 +9,9 @@ import click
 import cloup
 
 from cdcpipe.doctor.facts import Asked
-from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.doctor.findings import has_errors, printed
 from cdcpipe.options import PUBLICATION, take_new_publication
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.printable import json_text
 from cdcpipe.publishing import with_companions
 from cdcpipe.subcommands.doctor import doctor
 from cli.options import (
@@ -74,10 +73,6 @@ def command(
     new = take_new_publication(options)
     asked = Asked(slot, plugin, with_companions(publications, new), new, create_slot, copy)
     found = doctor(connection_parameters_of(**options), asked, quick=quick)
-    if as_json:
-        click.echo(json_text(report(found.findings, server=found.server), indent=1))
-    else:
-        click.echo("\n".join(render(found.findings)))
+    click.echo(printed(found.findings, as_json=as_json, server=found.server))
     sys.stdout.flush()
-    # Elsewhere the exit code 1 means invalid arguments. Here it means that errors were found, as in many programs that check.
-    return ExitCode.INVALID_ARGS if any(finding.level is Level.ERROR for finding in found.findings) else ExitCode.SUCCESS
+    return ExitCode.INVALID_ARGS if has_errors(found.findings) else ExitCode.SUCCESS

@@ -16,12 +16,27 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from cdcpipe.printable import printable
+from cdcpipe.printable import json_text, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["VERSION", "Finding", "Level", "Verdict", "error", "examine", "named", "ok", "parse", "render", "report", "warning"]
+__all__ = [
+    "VERSION",
+    "Finding",
+    "Level",
+    "Verdict",
+    "error",
+    "examine",
+    "has_errors",
+    "named",
+    "ok",
+    "parse",
+    "printed",
+    "render",
+    "report",
+    "warning",
+]
 
 VERSION: Final = 1
 """The version of the JSON object."""
@@ -109,6 +124,19 @@ def report(findings: Sequence[Finding], **facts: Any) -> dict[str, Any]:
         "counts": {level.value: levels[level] for level in Level},
         "findings": [asdict(finding) for finding in findings],
     }
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Return whether one of the findings is an error. A command that examines something then ends with exit code 1.
+
+    Other commands end with 1 if their arguments are invalid. Many programs that check something use 1 as this one does.
+    """
+    return any(finding.level is Level.ERROR for finding in findings)
+
+
+def printed(findings: Sequence[Finding], *, as_json: bool, **facts: Any) -> str:
+    """Return what a command prints: the JSON object of `report`, or the lines of `render`."""
+    return json_text(report(findings, **facts), indent=1) if as_json else "\n".join(render(findings))
 
 
 def parse(found: Mapping[str, Any]) -> list[Finding]:

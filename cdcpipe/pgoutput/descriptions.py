@@ -64,18 +64,13 @@ class Descriptions:
         self._count += 1
         return Description(RELATION_ID.unpack_from(data)[0], records, self._count, pos)
 
-    def record_sent_and_written(self, description: Description) -> None:
-        """Record that a description was sent, and is written at once."""
-        self.sent[description.relation_id] = description
-        self.record_written(description)
-
     def record_written(self, description: Description) -> None:
         """Record that this description is written now."""
         self._written[description.relation_id] = description.records
         self._compare(description.relation_id)
 
-    def record_committed(self, description: Description) -> None:
-        """Record that this description is written now, with a held transaction."""
+    def record_sent_and_written(self, description: Description) -> None:
+        """Record that the server has sent this description, and that it is written now."""
         self._written[description.relation_id] = description.records
         self.record_sent(description)
 

@@ -382,7 +382,7 @@ class Transactions:
             held.close()
             return
         for description in held.current.values():
-            self._descriptions.record_committed(description)
+            self._descriptions.record_sent_and_written(description)
         commit = _COMMIT.pack(b"C", 0, message.commit_lsn, message.end_lsn, message.commit_time_us)
         self._put(held.wal_start, _BEGIN.pack(b"B", message.commit_lsn, message.commit_time_us, held.xid))
         self._put_records(held.origin)

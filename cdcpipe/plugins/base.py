@@ -169,19 +169,19 @@ class OutputPlugin:
 
         ``txn`` also has its gid, and position and time of the PREPARE instead of those of the commit.
         """
-        raise self._unsupported("prepared transactions", "two_phase")
+        raise self._unsupported("two_phase")
 
     def prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
         """End the transaction of ``begin_prepare``: called after its last change. It is prepared, but not committed."""
-        raise self._unsupported("prepared transactions", "two_phase")
+        raise self._unsupported("two_phase")
 
     def commit_prepared(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
         """Take a COMMIT PREPARED, which may come in a later run than its PREPARE. There are no changes."""
-        raise self._unsupported("prepared transactions", "two_phase")
+        raise self._unsupported("two_phase")
 
     def rollback_prepared(self, txn: Transaction, prepare_end_lsn: int, prepare_time_us: int, lsn: int) -> None:
         """Take a ROLLBACK PREPARED, as ``commit_prepared``. Gets end and time of the PREPARE, which identify it."""
-        raise self._unsupported("prepared transactions", "two_phase")
+        raise self._unsupported("two_phase")
 
     # Transactions in progress. A plugin without these callbacks cannot take streamed transactions.
 
@@ -191,46 +191,46 @@ class OutputPlugin:
         ``txn`` has its xid and origin. Positions and time of its commit are not known, and 0. In a transaction's first block the
         xid is new.
         """
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_stop(self, txn: Transaction, lsn: int) -> None:
         """End the block: called after its last change. Other blocks, and whole transactions, may come before its next block."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
         """Take a change of one row in a block. ``change.xid`` is the id of its subtransaction."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_truncate(self, txn: Transaction, relations: Sequence[Relation], change: Truncate, lsn: int) -> None:
         """Take a TRUNCATE in a block."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_message(self, txn: Transaction, message: LogicalMessage, lsn: int) -> None:
         """Take a transactional message in a block."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_abort(self, txn: Transaction, subxid: int, lsn: int) -> None:
         """Undo a subtransaction and those inside it: called between blocks. If ``subxid`` equals ``txn.xid``, undo everything."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_prepare(self, txn: Transaction, prepare_lsn: int, lsn: int) -> None:
         """End the blocks at the PREPARE. ``commit_prepared`` or ``rollback_prepared`` follows."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def stream_commit(self, txn: Transaction, commit_lsn: int, lsn: int) -> None:
         """End the blocks at the commit: everything that was not undone is committed. Positions and time are known now."""
-        raise self._unsupported("transactions in progress", "streaming")
+        raise self._unsupported("streaming")
 
     def check_callbacks(self, options: Iterable[str]) -> None:
         """Raise InvalidArgumentsError for an option of pgoutput for whose messages the plugin has no callbacks."""
         for option in options:
-            callback, what = _CALLBACKS[option]
+            callback = _CALLBACKS[option][0]
             if getattr(type(self), callback) is getattr(OutputPlugin, callback):
-                raise self._unsupported(what, option)
+                raise self._unsupported(option)
 
-    def _unsupported(self, what: str, option: str) -> InvalidArgumentsError:
+    def _unsupported(self, option: str) -> InvalidArgumentsError:
         return InvalidArgumentsError(
-            f"the output plugin {self.name} can't render {what}",
+            f"the output plugin {self.name} can't render {_CALLBACKS[option][1]}",
             hint=f"leave the option {option!r} out, or let cdcpipe assemble the transactions (--whole-transactions)",
         )
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import cloup
 
-from cdcpipe.doctor.findings import Level, render, report
+from cdcpipe.doctor.findings import has_errors, printed
 from cdcpipe.options import PUBLICATION, SLOT, take_new_publication
-from cdcpipe.printable import json_text
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import (
@@ -132,11 +131,8 @@ def command(
     )
     start = partial(_session, master=master, table_format=table_format, settings=settings, jars=jars)
     findings = examine(plan, None if no_spark else start)
-    if as_json:
-        click.echo(json_text(report(findings), indent=1))
-    else:
-        click.echo("\n".join(render(findings)))
-    ctx.exit(int(any(finding.level is Level.ERROR for finding in findings)))
+    click.echo(printed(findings, as_json=as_json))
+    ctx.exit(int(has_errors(findings)))
 
 
 @contextmanager
