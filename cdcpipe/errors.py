@@ -4,6 +4,7 @@
     ├── InvalidArgumentsError    1  INVALID_ARGS
     │   └── ConnectionParameterError               libpq refuses the value of a connection parameter, for every server
     ├── InitError                2  INIT_FAILED
+    │   ├── UnreachableError                       no connection could be made; trying again may help
     │   ├── OtherServerError                       the server is not one of those that the consumer expects
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
     │   ├── LostSlotError                          the server has removed what the slot needs, and will never stream from it again
@@ -44,6 +45,7 @@ __all__ = [
     "ServerError",
     "SlotDoesNotExistError",
     "SlotInUseError",
+    "UnreachableError",
 ]
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "NewPublication",
     "TablePattern",
     "companion",
+    "companion_name",
     "exactly",
     "own",
     "with_companions",
@@ -155,9 +156,14 @@ class NewPublication:
         ]
 
 
-def companion(publication: str) -> str:
+def companion_name(publication: str) -> str:
     """Return the name of the publication that has the tables without a key, with ``--keyless insert-only``."""
-    name = f"{publication}_keyless"
+    return f"{publication}_keyless"
+
+
+def companion(publication: str) -> str:
+    """Return the name of the publication that has the tables without a key. Raises InvalidArgumentsError if it is too long."""
+    name = companion_name(publication)
     if len(name.encode()) > LONGEST_NAME:
         msg = f"--keyless insert-only needs a publication {name!r}, and a name has at most {LONGEST_NAME} bytes"
         raise InvalidArgumentsError(msg, hint="give the publication a shorter name")
@@ -173,7 +179,7 @@ def with_companions(publications: Sequence[str], new: NewPublication) -> tuple[s
 
 def own(publications: Sequence[str]) -> list[str]:
     """Return the publications without those that are companions of others among them."""
-    return [each for each in publications if not any(each == f"{other}_keyless" for other in publications)]
+    return [each for each in publications if not any(each == companion_name(other) for other in publications)]
 
 
 def exactly(*names: str) -> str:

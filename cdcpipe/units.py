@@ -1,4 +1,4 @@
-"""Parses and formats sizes, durations and counts for people, for both command lines: ``64MiB``, ``30 days``.
+"""Parses and formats sizes, durations, counts and lists of names for people, for both command lines: ``64MiB``, ``30 days``.
 
 The units are those of coreutils and systemd. A single letter is a power of 1024: ``64M`` is ``64MiB``, and ``64MB`` is less. Case
 does not matter. For any other text the parsers raise a ValueError that lists the units.
@@ -11,19 +11,27 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
+    "FEW",
     "count_from",
     "counted",
+    "few",
     "format_duration",
     "format_size",
     "has_size_unit",
+    "listed",
     "parse_duration",
     "parse_seconds",
     "parse_size",
     "seconds_from",
 ]
+
+FEW: Final = 20
+"""As many names as `few` shows."""
+
+_LISTED: Final = 5
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,15}) ?([a-z]*)", re.ASCII | re.IGNORECASE)
 
@@ -126,6 +134,18 @@ def format_duration(seconds: float) -> str:
 def counted(number: int, thing: str) -> str:
     """Return a number of things as text for people: 1 row, 12,000 rows."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text for people: the first five, and how many more."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def few(names: Sequence[str]) -> str:
+    """Return names that the reader needs to act: all, or the first 20 and the number of all."""
+    shown = ", ".join(names[:FEW])
+    return shown if len(names) <= FEW else f"{shown}, … ({len(names)} in all)"
 
 
 def _parse(text: str, units: Mapping[str, int]) -> int | None:

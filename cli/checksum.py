@@ -46,8 +46,8 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
 from cdcpipe.masks import Masks
 from cdcpipe.replication.session import connected
-from cdcpipe.replication.tables import few
 from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
+from cdcpipe.units import few
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
 __all__ = ["command"]

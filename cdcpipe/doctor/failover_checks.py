@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from cdcpipe.doctor.facts import Facts, Server, Unreachable
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import lost, set_globally
+from cdcpipe.doctor.words import lost, names_in, set_globally
 from cdcpipe.replication.slots import FAILOVER_SINCE, what_frees
 from cdcpipe.sql import quote_literal
 
@@ -70,7 +70,7 @@ def standby_slots(facts: Facts) -> Iterator[Verdict]:
     found = None if primary is None else primary.slot(facts.asked.slot)
     if primary is None or found is None or not found.failover:
         return
-    named = [name.strip().strip('"') for name in primary.settings.get("synchronized_standby_slots", "").split(",") if name.strip()]
+    named = names_in(primary.settings.get("synchronized_standby_slots", ""))
     by_name = {each.name: each for each in primary.physical_slots}
     if not named:
         if not (primary.physical_slots or _standbys(facts)):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from cdcpipe.config import CREATE_TIMEOUT_S
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import lost, set_globally
+from cdcpipe.doctor.words import lost, names_in, set_globally
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.units import counted, format_duration, format_size
@@ -26,8 +27,6 @@ _LEAST_MINORS: Final = {14: 18, 15: 13, 16: 9, 17: 5}
 logically replicated"."""
 
 _CLOCK_S = 2.0
-_LONG_TRANSACTION_S = 60.0
-"""How long ``-c`` lets the server wait by default."""
 _FORGOTTEN_TRANSACTION_S = 3600.0
 _LEAST_WALSENDER_TIMEOUT_MS = 10_000
 _DAY_S = 86400.0
@@ -209,7 +208,7 @@ def output_plugins(facts: Facts) -> Iterator[Verdict]:
     if found is None:
         yield ok("the server has no list of output plugins")
         return
-    listed = [name.strip().strip('"') for name in found.split(",") if name.strip()]
+    listed = names_in(found)
     if plugin in listed:
         yield ok(f"output_plugin_libraries has {plugin}")
     else:
@@ -228,7 +227,7 @@ def transactions(facts: Facts) -> Iterator[Verdict]:
             said = "the transactions that are open on the primary are not known here"
             yield warning(said, "the new slot waits for their end", "run cdcpipe doctor against the primary (-h)")
         return
-    limit_s = _LONG_TRANSACTION_S if waits else _FORGOTTEN_TRANSACTION_S
+    limit_s = CREATE_TIMEOUT_S if waits else _FORGOTTEN_TRANSACTION_S
     why = "the new slot waits for its end" if waits else "the slot keeps all WAL from its beginning on"
     found = 0
     for each in facts.transactions:

@@ -8,12 +8,11 @@ from types import MappingProxyType
 from cdcpipe.catalog_sql import GENERATED_COLUMNS_SINCE
 from cdcpipe.doctor.facts import Facts, Partition, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import listed
 from cdcpipe.publishing import FULL
 from cdcpipe.replication.new_publications import contents, identity_statements
 from cdcpipe.replication.tables import grants
 from cdcpipe.sql import quote_identifier, quote_table
-from cdcpipe.units import format_size
+from cdcpipe.units import format_size, listed
 
 __all__ = ["CHECKS"]
 

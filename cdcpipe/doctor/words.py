@@ -5,9 +5,7 @@ from __future__ import annotations
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_literal
 
-__all__ = ["listed", "lost", "set_globally"]
-
-_SHOWN = 5
+__all__ = ["lost", "names_in", "set_globally"]
 
 
 def set_globally(setting: str, *values: object, restart: bool = False) -> str:
@@ -16,10 +14,9 @@ def set_globally(setting: str, *values: object, restart: bool = False) -> str:
     return f"{sql}; then restart the server" if restart else f"{sql}; SELECT pg_reload_conf()"
 
 
-def listed(names: list[str] | tuple[str, ...]) -> str:
-    """Return names for people: the first five, and how many more."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def names_in(setting: str) -> list[str]:
+    """Return the names in a list of a server's setting, such as ``a, "b"``."""
+    return [name.strip().strip('"') for name in setting.split(",") if name.strip()]
 
 
 def lost(slot: Slot) -> str:

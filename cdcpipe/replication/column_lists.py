@@ -16,7 +16,7 @@ from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, NewPublication
 from cdcpipe.replication.selected import Selected
-from cdcpipe.replication.tables import few
+from cdcpipe.units import few
 
 __all__ = ["without_columns"]
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from cdcpipe.catalog_sql import published, published_by_new
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
-from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication, companion, own
+from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication, companion, companion_name, own
 from cdcpipe.replication.selected import Selected, Selection
 from cdcpipe.replication.selection import select
-from cdcpipe.replication.tables import describe, few
+from cdcpipe.replication.tables import describe
 from cdcpipe.sql import quote_identifier, quote_literal, quote_table
+from cdcpipe.units import few, listed
 
 __all__ = [
     "Contents",
@@ -100,9 +101,8 @@ def split_note(selection: Selection, wanted: NewPublication) -> str | None:
     partitioned = [each for each in selection.tables if each.is_partitioned]
     if wanted.via_root or not partitioned:
         return None
-    said = ", ".join(f"{each.full_name} as {each.partition_count}" for each in partitioned[:5])
-    more = f", and {len(partitioned) - 5} more" if len(partitioned) > 5 else ""
-    return f"partitioned tables are published as their partitions: {said}{more}; --via-root publishes each as one table"
+    said = listed([f"{each.full_name} as {each.partition_count}" for each in partitioned])
+    return f"partitioned tables are published as their partitions: {said}; --via-root publishes each as one table"
 
 
 def check_companions(publications: Sequence[str], missing: Sequence[str], wanted: NewPublication) -> None:
@@ -151,7 +151,7 @@ def differences(connection: Connection, publications: Sequence[str], wanted: New
         actual_root = replace(wanted, via_root=via_root)
         sources = [each.source for each in contents(name, selection, actual_root)]
         asked = {table for source in sources for table in _names(connection, source)}
-        actual = set(_names(connection, published([name, f"{name}_keyless"], version)))
+        actual = set(_names(connection, published([name, companion_name(name)], version)))
         said = [
             *([f"it lacks {few(sorted(asked - actual))}"] if asked - actual else []),
             *([f"it also has {few(sorted(actual - asked))}"] if actual - asked else []),

@@ -18,8 +18,8 @@ from cdcpipe.replication import table_locks
 from cdcpipe.replication.new_publications import contents, identity_statements, split_note, unnamed_companion
 from cdcpipe.replication.selected import Selection
 from cdcpipe.replication.server import is_standby
-from cdcpipe.replication.tables import few
 from cdcpipe.sql import quote_identifier, quote_literal
+from cdcpipe.units import few
 
 __all__ = ["check_companion", "check_existing", "check_named", "check_publications", "create_publication", "missing_publications"]
 

@@ -23,7 +23,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import NewPublication, TablePattern
 from cdcpipe.replication.column_lists import without_columns
 from cdcpipe.replication.selected import Selected, Selection
-from cdcpipe.replication.tables import few
+from cdcpipe.units import few
 
 __all__ = ["check_identities", "check_owned", "select"]
 

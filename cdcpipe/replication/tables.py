@@ -14,6 +14,7 @@ from cdcpipe.catalog_sql import has_deferrable_key, has_identity, identity_of, l
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_table
+from cdcpipe.units import FEW, few
 
 __all__ = [
     "PublishedTable",
@@ -23,7 +24,6 @@ __all__ = [
     "check_binary_forms",
     "check_readable",
     "describe",
-    "few",
     "grants",
     "hiding_rows",
     "published_tables",
@@ -31,8 +31,6 @@ __all__ = [
     "unreadable",
 ]
 
-
-_SHOWN: Final = 20
 
 _WITH_LEAVES: Final = (
     "SELECT each.relation, each.relation FROM {source} AS each (relation)"
@@ -230,17 +228,11 @@ def grants(user: str, found: Sequence[Unreadable]) -> Iterator[str]:
     schemas = sorted({each.schema for each in found if not each.has_usage})
     if schemas:
         yield f"GRANT USAGE ON SCHEMA {', '.join(map(quote_identifier, schemas))} TO {role}"
-    if len(found) <= _SHOWN:
+    if len(found) <= FEW:
         what = ", ".join(quote_table(each.schema, each.name) for each in found)
     else:
         what = f"ALL TABLES IN SCHEMA {', '.join(quote_identifier(schema) for schema in sorted({each.schema for each in found}))}"
     yield f"GRANT SELECT ON {what} TO {role}"
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the names for a message, in order: all, or the first 20 and the number of all."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown}, … ({len(names)} in all)"
 
 
 def unreadable(connection: Connection, tables: Sequence[PublishedTable]) -> list[Unreadable]:

@@ -44,10 +44,11 @@ from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.publications import check_existing
 from cdcpipe.replication.server import current_lsn, is_standby
 from cdcpipe.replication.slots import as_login_role, check_usable, find_slot, missing_slot_error
-from cdcpipe.replication.tables import PublishedTable, few, published_tables
+from cdcpipe.replication.tables import PublishedTable, published_tables
 from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS, quote_identifier, quote_literal, quote_table, reading_rows
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
+from cdcpipe.units import few
 
 __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 

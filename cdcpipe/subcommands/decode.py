@@ -46,6 +46,7 @@ from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.session import connected
 from cdcpipe.subcommands.explain import Explainer
 from cdcpipe.types.binary.decoder import UnknownTypeError
+from cdcpipe.units import listed
 
 __all__ = ["Captures", "RenderConfig", "explain", "render"]
 
@@ -312,11 +313,6 @@ class _Unfinished:
             yield f"inside transaction {self._open_xid}: its records are not complete"
         result = "none of their records are written" if whole else "their records are not complete"
         if self._streamed:
-            yield f"while transactions are in progress ({_list(self._streamed)}): {result}"
+            yield f"while transactions are in progress ({listed([*map(repr, self._streamed)])}): {result}"
         if self._prepared and whole:
-            yield f"while transactions are prepared ({_list(self._prepared)}): {result}"
-
-
-def _list(names: Mapping[int, None] | Mapping[str, None]) -> str:
-    shown = [repr(name) for name in names]
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+            yield f"while transactions are prepared ({listed([*map(repr, self._prepared)])}): {result}"

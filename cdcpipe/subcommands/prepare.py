@@ -126,11 +126,11 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
 
 def _check_before_creation(config: SlotConfig) -> None:
     """Check for a slot that is to be created what `_preparation` checks for one that exists."""
-    _check_plugin(config.slot, config.plugin, "would get")
+    _require_pgoutput(config.slot, config.plugin, "would get")
     check_named(config.publications)
 
 
-def _check_plugin(slot: str, plugin: str | None, verb: str = "has") -> None:
+def _require_pgoutput(slot: str, plugin: str | None, verb: str = "has") -> None:
     if plugin != "pgoutput":
         msg = f"replication slot {slot!r} {verb} the plugin {plugin}; this needs one with pgoutput"
         raise InitError(msg, hint="name another slot, or create one with -c -P pgoutput")
@@ -142,11 +142,11 @@ def _preparation(
     slot: Slot,
     server: tuple[System, list[TimelineEnd]],
     *,
-    in_use: bool = False,
-    quiet: bool = False,
+    in_use: bool,
+    quiet: bool,
 ) -> Preparation:
     """Check everything that a stream from the slot needs, and return the facts. ``in_use``: another connection may use it."""
-    _check_plugin(slot.name, slot.plugin)
+    _require_pgoutput(slot.name, slot.plugin)
     if not in_use:
         check_free(slot)
     tables = check_published(connection, list(config.publications), quiet=quiet)

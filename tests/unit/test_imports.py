@@ -53,6 +53,7 @@ LAYERS = {
     "cdcpipe.ddl.message": 2,
     "cdcpipe.libpq": 3,
     "cdcpipe.pgoutput": 3,
+    "cdcpipe.config": 4,
     "cdcpipe.masks": 4,
     "cdcpipe.plugins": 4,
     "cdcpipe.replication": 4,
