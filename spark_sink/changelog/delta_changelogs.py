@@ -163,10 +163,6 @@ class _NewDeltaTable(NewTable):
         self._prepared: tuple[Sequence[WrittenFile], Position, FileTable | None] | None = None
         places.make_directory(table.path)
 
-    @property
-    def makes_replica(self) -> bool:
-        return self._replica is not None
-
     def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:
         replica = self._replica if with_replica else None
         if self._is_moved:

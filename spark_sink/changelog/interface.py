@@ -58,11 +58,6 @@ class NewTable(ABC):
     layout: Layout
     definition: Sequence[Mapping[str, Any]] = ()
 
-    @property
-    @abstractmethod
-    def makes_replica(self) -> bool:
-        """Whether a replica is created, too."""
-
     @abstractmethod
     def prepare(self, files: Sequence[WrittenFile], position: Position, *, with_replica: bool) -> None:
         """Do the work that needs no lock."""

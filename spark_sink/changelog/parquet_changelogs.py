@@ -133,8 +133,6 @@ def _add(path: Path, name: str, directory: Path, files: Sequence[WrittenFile]) -
 class _NewParquetTable(NewTable):
     """A new table. Its files become its first append."""
 
-    makes_replica = False
-
     def __init__(self, path: Path, directory: Path, layout: Layout) -> None:
         self.directory = directory
         self.layout = layout

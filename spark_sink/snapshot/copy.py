@@ -119,7 +119,7 @@ class Snapshot:
         self._stopping = False
         self._lock = threading.Lock()
         self._epochs: list[Epoch] = []
-        self._tables = self._tables_done = self._row_estimate = self._chunks = 0
+        self._tables = self._row_estimate = self._chunks = 0
         self._counts: tuple[Any, Any] | None = None
         self._name = name
         self._scratch = warehouse.root / "_cdcpipe" / name
@@ -169,7 +169,7 @@ class Snapshot:
         """How far the copy is at this moment."""
         rows, chunks = (0, 0) if self._counts is None else (self._counts[0].value, self._counts[1].value)
         elapsed_s = 0.0 if self._started_at is None else (self._ended_at or time.monotonic()) - self._started_at
-        return SnapshotProgress(self._tables, self._tables_done, rows, self._row_estimate, self._chunks, chunks, elapsed_s)
+        return SnapshotProgress(self._tables, len(self.copied), rows, self._row_estimate, self._chunks, chunks, elapsed_s)
 
     # --- the snapshot's thread ---
 
@@ -324,7 +324,6 @@ class Snapshot:
                     return table
                 raise error from ex
             with self._lock:
-                self._tables_done += 1
                 self.copied[table] = count, copying.position
             return None
 

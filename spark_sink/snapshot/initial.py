@@ -89,27 +89,25 @@ class InitialSnapshot(Snapshot):
             raise WarehouseError(
                 f"{path_in(self.warehouse)} belongs to the slot {found.get('slot')!r}", hint="give each slot its own warehouse"
             )
-        is_due = found is not None and not found["is_complete"]
-        if self._mode == "never":
+        if self._mode == "never" or (found is not None and found["is_complete"]):
             return
         if found is None:
             try:
-                is_due = self._mode == "initial" or (self._mode is None and self._begins(is_stopping))
+                if self._mode is None and not self._begins(is_stopping):
+                    return
             except InterruptedError:
                 return
-            if is_due:
-                # Record this before the slot exists. A later run that finds the slot cannot tell whether it was new.
-                self._note(is_complete=False)
-        if is_due:
-            try:
-                self._take(is_stopping)
-            except InterruptedError:
-                return
-            except CdcpipeError as ex:
-                if found is None and self._is_without_slot(ex, is_stopping):
-                    path_in(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
-                raise
-            self.is_needed = True
+            # Record this before the slot exists. A later run that finds the slot cannot tell whether it was new.
+            self._note(is_complete=False)
+        try:
+            self._take(is_stopping)
+        except InterruptedError:
+            return
+        except CdcpipeError as ex:
+            if found is None and self._is_without_slot(ex, is_stopping):
+                path_in(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
+            raise
+        self.is_needed = True
 
     def give_up(self) -> None:
         """With ``never``, end an unfinished snapshot: until its end, no table can be copied alone. Call this after the first look.

@@ -153,7 +153,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         # A replica without a changelog is left from an attempt that ended between the two renames.
         places.remove_tree(warehouse.replica(table))
         made.land()
-        if made.makes_replica and has_exact:
+        if warehouse.format.keeps_replicas and has_exact:
             merge.remake(copying.spark, warehouse, table, copying.position)
         if comments is not None:
             changelogs.comment(table, comments)
