@@ -169,9 +169,12 @@ class Opening:
 
     def _resume_lsn(self) -> int:
         """Return the end of the log if its last changes never happened on this server, and nothing has come since; else 0."""
-        epoch, end = list_epochs(self._config.staging)[-1], log_end(self._config.staging)
-        is_waiting = epoch.gap is not None and epoch.gap.is_divergence and end is not None and end.lsn == epoch.start_lsn
-        return end.lsn if end is not None and is_waiting else 0
+        epochs, end = list_epochs(self._config.staging), log_end(self._config.staging)
+        if end is None:
+            return 0
+        # Each start begins an epoch. So the one with the gap is not the last one after a start during the wait.
+        gaps = [epoch.gap for epoch in epochs if epoch.start_lsn == end.lsn and epoch.gap is not None]
+        return end.lsn if any(gap.is_divergence for gap in gaps) else 0
 
     def _prepare(self) -> Prepared | None:
         """Start streamers until one has prepared the slot; return None if asked to stop.

@@ -889,3 +889,24 @@ def test_a_promoted_server_streams_once_its_wal_has_passed_the_end_of_the_log(
     assert len(prepared) == 3
     said = [record.getMessage() for record in caplog.records if "the stream begins when" in record.getMessage()]
     assert said == [f"the server's WAL is at 0/500; the stream begins when it has passed {format_lsn(WORK[-1].end_lsn)}"]
+
+
+def test_a_launcher_that_is_started_during_the_wait_for_the_wal_waits_too(
+    fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The streamer would refuse the server, because its WAL ends before the position from which the stream goes on."""
+    monkeypatch.setattr(opening, "_AWAIT_WAL_S", 0.01)
+    promoted = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/480"}], "confirmed": "0/400"}
+    made = fake()
+    made.run()
+    before = len(made.starts)
+    made.set_turns([promoted | {"wal_lsn": "0/500"}] * 1000)
+    for on_gap in ("resnapshot", "stop", "stop"):
+        caplog.clear()
+        with Launcher(made.config(on_gap=on_gap)):
+            until(lambda: "the stream begins when it has passed" in caplog.text)
+    assert all(start[0] == "prepare" for start in made.starts[before:])
+    made.set_turns([promoted | {"wal_lsn": "0/900"}] * 1000)
+    assert made.run().progress.gaps == 0
+    made.check(WORK)
+    assert sum(epoch.gap is not None for epoch in list_epochs(made.staging)) == 1
