@@ -265,10 +265,15 @@ class Opening:
         return Log(epochs, end.lsn, recorded, self._tables, self._recorded_gap(epochs), begin_lsn=begin)
 
     def _recorded_gap(self, epochs: Sequence[Epoch]) -> Gap | None:
-        """Return the recorded gap that no epoch has; None if there is none."""
-        found = recorded_gap.read(self._config.staging)
-        # The launcher that has begun the epoch may have been killed before it removed the record.
-        return None if any(epoch.gap == found for epoch in epochs) else found
+        """Return the recorded gap that no epoch has; None if there is none. Removes the record of a gap that an epoch has."""
+        root = self._config.staging
+        found = recorded_gap.read(root)
+        if found is None or all(epoch.gap != found for epoch in epochs):
+            return found
+        # The launcher that has begun the epoch was killed before it removed the record. Once the tables have passed the gap, the
+        # epoch is removed, and the record would count as another gap.
+        recorded_gap.remove(root)
+        return None
 
     def _judge(self, prepared: Prepared) -> Verdict:
         """Decide how the log goes on with the slot. Raises GapError for a gap that the user does not want to pass."""

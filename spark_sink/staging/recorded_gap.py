@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.files.local import read_json, write_json
+from spark_sink.files.local import fsync_directory, read_json, write_json
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import StagingError
 
@@ -40,5 +40,6 @@ def read(root: Path) -> Gap | None:
 
 
 def remove(root: Path) -> None:
-    """Remove the record, once an epoch has the gap."""
+    """Remove the record durably, once an epoch has the gap. Raises OSError."""
     (root / NAME).unlink(missing_ok=True)
+    fsync_directory(root)

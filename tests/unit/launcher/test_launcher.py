@@ -696,6 +696,37 @@ def test_a_recorded_gap_of_the_log_and_one_of_its_tables_are_one(fake: Callable[
     assert list_epochs(made.staging)[-1].gap is None
 
 
+def test_the_record_of_a_gap_that_an_epoch_has_is_removed_durably(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """Otherwise it counts as another gap once the tables have passed the gap, and the epoch is removed."""
+    made, synced = fake(WORK[:30]), []
+    made.run()
+    end = log_end(made.staging)
+    assert end is not None
+    recorded_gap.record(made.staging, Gap(end.lsn, "the server has gone back", 0.0, 0.0, is_divergence=True))
+
+    def killed(_: Path) -> None:
+        raise OSError("killed")
+
+    def note(directory: Path) -> None:
+        synced.append((directory, (directory / recorded_gap.NAME).exists()))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_gap, "remove", killed)
+        with pytest.raises(OSError, match="killed"):
+            made.run(on_gap="resnapshot")
+    made.set_transactions(WORK)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_gap, "fsync_directory", note, raising=False)
+        made.run()
+    assert synced == [(made.staging, False)]
+    end = log_end(made.staging)
+    assert end is not None
+    register_reader(made.staging, "tables", end)
+    for _ in range(2):
+        assert made.run().progress.gaps == 0
+    assert not any(epoch.gap for epoch in list_epochs(made.staging))
+
+
 def test_a_recorded_gap_is_counted_once(fake: Callable[..., Fake]):
     """The tables had changes that never happened, the log had none. No later start may count what the log has since 0/80."""
     history = {"timeline": 2, "timeline_history": [{"timeline": 1, "end_lsn": "0/80"}], "confirmed": "0/100", "wal_lsn": "0/9000"}
