@@ -79,7 +79,10 @@ class Retention:
     size: int = 0
 
     def first_to_keep(self, root: Path, consumed: Sequence[Segment]) -> int:
-        """Return the index of the first segment to keep. ``consumed`` is ordered from old to new, in the directory ``root``."""
+        """Return the number of the first segment to keep. ``consumed`` is ordered from old to new, in the directory ``root``.
+
+        May write a file there. For this it deletes the indexes of segments that are old by this machine's clock.
+        """
         now, size = time.time(), 0
         behind_s: float | None = None
         for number in range(len(consumed) - 1, -1, -1):
@@ -91,6 +94,7 @@ class Retention:
                 if now - stat.st_mtime <= self.seconds:
                     continue
                 if behind_s is None:  # a file server has its own clock, which is compared only now: that writes a file
+                    _remove_indexes(consumed[: number + 1])
                     behind_s = clock.behind_s(root)
                 if now - stat.st_mtime <= self.seconds + behind_s:
                     continue
@@ -123,8 +127,7 @@ def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
     if retention is not None:
         consumed = consumed[: retention.first_to_keep(root, consumed)]
     if consumed:
-        for segment in consumed:  # anyone may delete an index; on a full disk this makes the room for the next file
-            segment.index_path.unlink(missing_ok=True)
+        _remove_indexes(consumed)
         write_json(root / "removed.json", {"position": str(consumed[-1].end)})
     removed = removed_position(root)
     if removed is None or not epochs:
@@ -142,6 +145,12 @@ def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
                     segment.index_path.unlink(missing_ok=True)
                     segment.path.unlink(missing_ok=True)
     return consumed
+
+
+def _remove_indexes(segments: Sequence[Segment]) -> None:
+    """Delete the indexes, which anyone may do: on a full disk, this makes the room for the next file."""
+    for segment in segments:
+        segment.index_path.unlink(missing_ok=True)
 
 
 def remove_epoch(root: Path, number: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from spark_sink.files.local import write_json
 from spark_sink.staging import readers
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.leftovers import remove_empty_epochs
@@ -65,19 +64,24 @@ def test_segments_are_kept_for_a_time_or_up_to_a_size(tmp_path: Path, behind_s: 
     assert removed(Retention()) == [0x500, 0x600]
 
 
-def test_on_a_full_disk_the_indexes_make_room_for_the_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("retention", [None, Retention(seconds=3600)])
+def test_on_a_full_disk_the_indexes_make_room_for_the_position(
+    tmp_path: Path, retention: Retention | None, monkeypatch: pytest.MonkeyPatch
+):
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300))
-    index = list_segments(tmp_path)[0].index_path
-    index.write_bytes(b"x")
+    [segment, _] = list_segments(tmp_path)
+    segment.index_path.write_bytes(b"x")
+    os.utime(segment.path, (0, 0))
     register_reader(tmp_path, "r", Position(1, 0x300))
+    fsync = os.fsync
 
-    def write(path: Path, value: dict[str, object]) -> None:
-        if index.exists():
+    def full(fd: int) -> None:
+        if segment.index_path.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_json(path, value)
+        fsync(fd)
 
-    monkeypatch.setattr(readers, "write_json", write)
-    assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200]
+    monkeypatch.setattr(os, "fsync", full)
+    assert [segment.end_lsn for segment in remove_consumed(tmp_path, retention)] == [0x200]
 
 
 def test_an_index_that_somebody_makes_meanwhile_ends_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
