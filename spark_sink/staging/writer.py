@@ -7,7 +7,7 @@ These rules hold after a crash at any point:
   renames a segment into place, then looks for a newer epoch, and only then confirms. The later one creates its directory, then
   reads the end of the log. In either order, everything confirmed is in the log, and nothing is in it twice.
 - A sealed segment is complete. Its bytes are durable before it gets its name, the name is durable before `seal` returns, and only
-  then may the launcher confirm anything.
+  then may the launcher confirm anything. A new launcher makes the name of the log's last segment durable before its epoch begins.
 - After an error of write, fsync or rename, the file may be damaged, and the kernel reports such an error only once. So nothing is
   tried again, every later call fails, and nothing more is confirmed. After a failed write the open segment is deleted.
 - An ``.open`` file is not part of the log. The next launcher deletes it, and the server sends its contents again.
@@ -44,8 +44,8 @@ from spark_sink.staging.log import (
     epoch_numbers,
     list_epochs,
     list_segments,
-    log_end,
     open_name,
+    read_chain,
     segment_name,
 )
 from spark_sink.staging.readers import remove_consumed
@@ -255,7 +255,9 @@ class StagingWriter:
             fsync_directory(self.root)
             self._pass(Failpoint.EPOCH_MADE)
             # Read the end only now: a launcher that this one replaces seals segments after this point, but does not confirm them.
-            end = log_end(self.root)
+            _, segments, end = read_chain(self.root)
+            if segments:  # its launcher may have been killed before the name was durable
+                fsync_directory(segments[-1].path.parent)
             epoch = Epoch(
                 number=number,
                 system_id=system_id,

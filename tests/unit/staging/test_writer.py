@@ -275,3 +275,9 @@ def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             f"rename {segment.path.relative_to(tmp_path)}",
             "fsync staging/000001",
         ]
+    with StagingWriter(root, slot="s") as writer:
+        done.clear()
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        # The launcher before may have been killed between the rename of its last segment and the fsync of the directory.
+        assert done[:2] == ["fsync staging", "fsync staging/000001"]
+        assert done[3:] == ["rename staging/000002/epoch.json", "fsync staging/000002"]
