@@ -23,7 +23,7 @@ from spark_sink.files.local import open_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["hold_alone", "open_alone", "open_shared", "share_with_child", "try_lock", "wait_for_lock"]
+__all__ = ["hold_alone", "open_alone", "open_shared", "release", "share_with_child", "try_lock", "wait_for_lock"]
 
 _logger = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def open_alone(path: Path) -> Iterator[int]:
         try:
             yield found.alone
         finally:
-            _release(found.alone, pid)
+            release(found.alone, pid)
     else:
         with _opened(path) as fd:
             yield fd
@@ -164,11 +164,11 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         yield fd
     finally:
-        _release(fd, pid)
+        release(fd, pid)
         os.close(fd)
 
 
-def _release(fd: int, pid: int) -> None:
+def release(fd: int, pid: int) -> None:
     """Release the lock of an open file, also for a child process that has been forked meanwhile, and has the file open.
 
     Does nothing unless ``pid``, the process that took the lock, is this one.

@@ -14,7 +14,7 @@ from typing import Any
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_directory, open_file, read_json, write_json
-from spark_sink.files.lock import try_lock
+from spark_sink.files.lock import release, try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
@@ -141,4 +141,5 @@ def lock_owner(root: Path | str) -> dict[str, Any] | None:
     try:
         return None if try_lock(fd, is_shared=True) else read_owner(path)
     finally:
+        release(fd, os.getpid())
         os.close(fd)

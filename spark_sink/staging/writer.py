@@ -30,6 +30,7 @@ import numpy as np
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import fsync_directory, named, write_json
+from spark_sink.files.lock import release
 from spark_sink.files.system_hints import THEN, hint_of, is_full
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
@@ -163,13 +164,13 @@ class StagingWriter:
         self._boundaries = Boundaries()
         self._start_lsn = 0
         make_root(self.root)
-        self._lock_fd = lock(self.root)
+        self._lock_fd, self._pid = lock(self.root), os.getpid()
         try:
             self._check_slot(slot)
             self._try_file_system(retention)
             self._check_log()
         except BaseException:
-            os.close(self._lock_fd)
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -184,6 +185,7 @@ class StagingWriter:
             os.close(self._fd)
             self._fd = -1
         if self._lock_fd >= 0:
+            release(self._lock_fd, self._pid)
             os.close(self._lock_fd)
             self._lock_fd = -1
 

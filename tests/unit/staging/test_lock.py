@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,35 @@ def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
     assert lock_owner(tmp_path) is None
     with StagingWriter(tmp_path, slot="s"):
         pass
+
+
+@pytest.mark.parametrize("slot", ["s", "t"], ids=["", "a launcher that is refused"])
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, slot: str, monkeypatch: pytest.MonkeyPatch):
+    """A notebook may have a pool of processes: a child has the files that were open when it was forked, for as long as it lives."""
+    of_child: list[int] = []
+
+    def locked(root: Path) -> int:
+        of_child.append(os.dup(fd := staging_lock.lock(root)))
+        return fd
+
+    with StagingWriter(tmp_path, slot="s") as writer:
+        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+    monkeypatch.setattr(staging_writer, "lock", locked)
+    with suppress(StagingError), StagingWriter(tmp_path, slot=slot):
+        assert lock_owner(tmp_path) is not None
+    assert lock_owner(tmp_path) is None
+    assert len(of_child) == 1
+    os.close(of_child[0])
+
+
+def test_a_forked_child_that_closes_the_writer_leaves_the_lock_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writer = StagingWriter(tmp_path, slot="s")
+    with os.fdopen(os.dup(writer._lock_fd)):  # the parent's
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            writer.close()
+        assert lock_owner(tmp_path) is not None
+    assert lock_owner(tmp_path) is None
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path):
