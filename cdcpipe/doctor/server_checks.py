@@ -291,7 +291,9 @@ def _problem(facts: Facts, slot: Slot) -> Verdict | None:
         return error(f"{what} belongs to database {slot.database!r}", why, f"connect to it: -d {shlex.quote(slot.database or '')}")
     if slot.is_copy:
         why = "nobody can stream from it before this standby is promoted"
-        return error(f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c")
+        return error(
+            f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c --failover no"
+        )
     if slot.is_lost:
         return error(f"{what} {lost(slot)}", "changes are missing for good", anew)
     if slot.wal_status == "unreserved":

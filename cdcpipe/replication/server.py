@@ -23,6 +23,7 @@ __all__ = [
     "System",
     "check_reaches",
     "check_wal_level",
+    "copies_slots",
     "current_lsn",
     "expect_system",
     "expect_system_id",
@@ -109,6 +110,12 @@ def check_wal_level(connection: Connection) -> None:
 def is_standby(connection: Connection) -> bool:
     """Tell whether the server is a standby, that is, in recovery."""
     return connection.execute("SELECT pg_is_in_recovery()")[0][0] == "t"
+
+
+def copies_slots(connection: Connection) -> bool:
+    """Tell whether the server is a standby that copies its primary's slots (PostgreSQL 17 or newer)."""
+    sql = "SELECT pg_catalog.pg_is_in_recovery() AND pg_catalog.current_setting('sync_replication_slots', true) = 'on'"
+    return connection.execute(sql)[0][0] == "t"
 
 
 def current_lsn(connection: Connection) -> LSN:

@@ -250,7 +250,10 @@ def drop_lost(connection: Connection, slot: Slot) -> None:
 def check_free(slot: Slot) -> None:
     """Raise SlotInUseError if another connection uses the slot, and InitError if it is a standby's copy of its primary's slot."""
     if slot.is_copy:
-        hint = "connect to the primary; or wait for the promotion: --poll-mode, --standby; or make another slot here: -S NAME -c"
+        hint = (
+            "connect to the primary; or wait for the promotion: --poll-mode, --standby; or make another slot here: -S NAME -c"
+            " --failover no"
+        )
         raise InitError(slot_in_use_message(slot), hint=hint)
     if not slot.is_free:
         raise SlotInUseError(slot_in_use_message(slot), hint=f"{what_frees(slot)}, or wait for it: --poll-mode, --standby")

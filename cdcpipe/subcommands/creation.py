@@ -23,7 +23,7 @@ from cdcpipe.replication.publications import (
     missing_publications,
 )
 from cdcpipe.replication.selection import check_identities, check_owned, select
-from cdcpipe.replication.server import check_wal_level, is_standby
+from cdcpipe.replication.server import check_wal_level, copies_slots, is_standby
 from cdcpipe.replication.slot_creation import NewSlot, check_creatable, create_slot
 from cdcpipe.replication.slots import Slot, check_usable, drop_lost, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
@@ -47,6 +47,7 @@ def find_or_create_slot(
     publications: list[str],
     make: Callable[[NewSlot], None] | None = None,
     check: Callable[[list[PublishedTable]], None] | None = None,
+    await_copy: Callable[[], None] | None = None,
 ) -> Slot:
     """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
@@ -54,8 +55,17 @@ def find_or_create_slot(
     ``make`` replaces the SQL function that creates the slot. ``check`` is called before anything is made, with the tables of the
     stream (none if the plugin is not pgoutput). It should refuse whatever would stop the stream later: a slot that nobody reads
     retains WAL.
+
+    A standby that copies slots may not have made its copy yet. A slot of its own with the name of the copy would stop its copying
+    of all slots. So it gets none, unless the configuration asks for one without a copy. ``await_copy`` waits for the copy, or for
+    the promotion; without it, InitError is raised.
     """
     slot = find_slot(connection, config.slot)
+    while slot is None and config.create and config.failover is not False and copies_slots(connection):
+        if await_copy is None:
+            raise _copy_missing_error(config.slot)
+        await_copy()
+        slot = find_slot(connection, config.slot)
     lost = slot if slot is not None and _is_to_be_replaced(connection, config, slot) else None
     if config.plugin == "pgoutput":
         check_left_out(connection, publications, config.new_publication)
@@ -91,6 +101,15 @@ def find_or_create_slot(
     if not slot.is_new and failover_of_existing_slot(connection, slot, config.failover):
         slot = replace(slot, failover=True)
     return slot
+
+
+def _copy_missing_error(name: str) -> InitError:
+    return InitError(
+        f"the server is a standby that copies its primary's slots (sync_replication_slots), and has no copy of a slot {name!r}: a"
+        " slot that is made here would stop the copying of all slots if the primary has, or gets, one of this name",
+        hint="connect to the primary; or wait for the promotion: --poll-mode, --standby; or make a slot for this standby alone,"
+        " with a name that no slot of the primary has: --failover no",
+    )
 
 
 def _is_to_be_replaced(connection: Connection, config: SlotConfig, slot: Slot) -> bool:

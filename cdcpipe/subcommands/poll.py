@@ -13,15 +13,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cdcpipe.config import PollConfig, StreamConfig
-from cdcpipe.errors import SlotInUseError
+from cdcpipe.errors import SlotDoesNotExistError, SlotInUseError
 from cdcpipe.libpq.connection import ANSWER_TIMEOUT_S, Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.replication.server import copies_slots
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slots import Slot, check_usable, find_slot, missing_slot_error, slot_in_use_message, what_frees
 from cdcpipe.subcommands.creation import asked_publications, check_new_slot, find_or_create_slot
 
-__all__ = ["LOOK_S", "poll_until_free", "wait_until_free"]
+__all__ = ["LOOK_S", "poll_until_free", "wait_for_copy", "wait_until_free"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ LOOK_S = 5.0
 
 _REMAKE_S = 30.0
 """A standby that makes its copy of a slot anew has dropped it for a moment."""
+
+_FIRST_COPY_S = 60.0
+"""A standby makes its first copy of a slot within this time: it looks for slots every 30 s or more often."""
 
 
 def wait_until_free(
@@ -73,6 +77,31 @@ def wait_until_free(
         sleep(max(0.0, min(config.interval_s, remaining_s)))
 
 
+def wait_for_copy(
+    connection: Connection,
+    name: str,
+    config: PollConfig,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until a standby has a copy of its primary's slot, or is promoted. ``sleep`` is as for `wait_until_free`.
+
+    Raises SlotDoesNotExistError at the end of the duration, or if no copy comes for long.
+    """
+    deadline = clock() + min(NO_LIMIT if config.duration_s is None else config.duration_s, _FIRST_COPY_S)
+    log.info("this standby copies its primary's slots, and has no copy of replication slot %r yet; waiting", name)
+    while copies_slots(connection) and find_slot(connection, name) is None:
+        remaining_s = deadline - clock()
+        if remaining_s <= 0:
+            raise SlotDoesNotExistError(
+                f"replication slot {name!r} does not exist on this standby, which copies its primary's slots",
+                hint="make the slot on the primary (-c --failover yes), and see with cdcpipe doctor whether the standby can copy"
+                " it; or make a slot for this standby alone, with a name that no slot of the primary has: -c --failover no",
+            )
+        sleep(min(config.interval_s, remaining_s))
+
+
 def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
     """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
 
@@ -86,6 +115,15 @@ def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
             if poll.duration_s is not None:
                 slot = replace(slot, create_timeout_s=min(slot.create_timeout_s or NO_LIMIT, max(poll.duration_s, 0.1)))
             publications = asked_publications(config)
-            find_or_create_slot(connection, slot, publications, check=lambda _: check_new_slot(config, publications))
+            started_at = time.monotonic()
+            find_or_create_slot(
+                connection,
+                slot,
+                publications,
+                check=lambda _: check_new_slot(config, publications),
+                await_copy=lambda: wait_for_copy(connection, slot.slot, poll),
+            )
+            if poll.duration_s is not None:
+                poll = replace(poll, duration_s=max(0.0, poll.duration_s - (time.monotonic() - started_at)))
         wait_until_free(connection, slot.slot, poll)
     return ExitCode.SUCCESS

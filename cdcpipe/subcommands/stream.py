@@ -32,7 +32,7 @@ from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
-from cdcpipe.replication.server import System, check_reaches, expect_system
+from cdcpipe.replication.server import System, check_reaches, expect_system, is_standby
 from cdcpipe.replication.session import connect, initialising
 from cdcpipe.replication.slots import Slot, check_free, check_no_gap, check_no_gap_before, find_slot, start_stream
 from cdcpipe.replication.strict_progress import StrictProgress
@@ -50,7 +50,7 @@ from cdcpipe.subcommands.creation import (
     find_or_create_slot,
     telling_of_new_slot,
 )
-from cdcpipe.subcommands.poll import wait_until_free
+from cdcpipe.subcommands.poll import wait_for_copy, wait_until_free
 
 __all__ = ["CATALOG_TIMEOUT_S", "stream"]
 
@@ -153,6 +153,7 @@ def _prepare_and_start(
         config.slot,
         publications,
         check=lambda tables: _check_before_creation(config, catalog, opening, publications, tables),
+        await_copy=None if config.standby is None else lambda: _await_copy(config, connection, opening, commands),
     )
     with telling_of_new_slot(slot):
         check_plugin(config, slot.plugin)
@@ -174,6 +175,15 @@ def _prepare_and_start(
         if config.expected_system is not None:
             guard = guard_timeline(connection, system, config.expected_system)
         return _Started(walsender, slot, options, make_feeder, transactions, guard)
+
+
+def _await_copy(config: StreamConfig, connection: Connection, opening: OpeningWalsender, commands: CommandsIn) -> None:
+    """Wait until the standby has a copy of the slot, or is promoted. Reads commands meanwhile, as `_start` does."""
+    assert config.standby is not None
+    _checked_server(config, connection, opening)
+    wait_for_copy(connection, config.slot.slot, config.standby, sleep=partial(_serve_commands, commands, config.stream))
+    if not is_standby(connection):
+        opening.reopen()  # as in `_start`
 
 
 def _check_before_creation(
