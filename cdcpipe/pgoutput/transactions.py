@@ -182,7 +182,8 @@ class Transactions:
                         return
                     raise ProtocolError(
                         f"the prepared transaction {message.gid!r} is committed, but its changes came in an earlier stream",
-                        hint="the slot was confirmed after its PREPARE: its tables have to be copied again",
+                        hint="the slot was confirmed after its PREPARE; or the slot did not send such transactions yet at its"
+                        " PREPARE, and a standby of PostgreSQL 17 was promoted since: its tables have to be copied again",
                     )
                 self._commit(self._held.prepared.pop(message.gid), wal_start, message)
             case RollbackPrepared():

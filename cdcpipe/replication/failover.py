@@ -16,9 +16,11 @@ from cdcpipe.replication.server import is_standby
 from cdcpipe.replication.session import connected_walsender
 from cdcpipe.replication.slots import FAILOVER_SINCE, Slot, slot_in_use_message
 
-__all__ = ["failover_of_existing_slot", "failover_of_new_slot"]
+__all__ = ["failover_of_existing_slot", "failover_of_new_slot", "loses_prepared"]
 
 log = logging.getLogger(__name__)
+
+_POSITION_COPIED_SINCE = 180000
 
 
 def failover_of_new_slot(connection: Connection, plugin: str, asked: bool | None) -> bool:
@@ -64,6 +66,16 @@ def failover_of_existing_slot(connection: Connection, slot: Slot, asked: bool | 
             raise InitError(f"replication slot {slot.name!r} can't get the property failover: {ex.message}", hint=ex.hint) from ex
     log.info("standbys may keep a copy of replication slot %r from now on", slot.name)
     return True
+
+
+def loses_prepared(server_version: int, slot: Slot) -> bool:
+    """Tell whether a failover loses what is prepared by now, if a stream makes the slot send prepared transactions from now on.
+
+    The server sends what was prepared before this when it is committed. The standbys of PostgreSQL 17 copy ``two_phase`` without
+    the position from which on it holds. So after a promotion, such a transaction counts as one that was sent before. When a slot
+    is made, no transaction is prepared: the server waits for the end of those that are.
+    """
+    return bool(slot.failover) and not slot.is_new and FAILOVER_SINCE <= server_version < _POSITION_COPIED_SINCE
 
 
 def _missing(connection: Connection) -> InitError | None:

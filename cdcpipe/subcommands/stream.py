@@ -30,6 +30,7 @@ from cdcpipe.plugins.base import OutputPlugin, lacks_origins
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.commands import publication_names
+from cdcpipe.replication.failover import loses_prepared
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.server import System, check_reaches, expect_system, is_standby
@@ -163,7 +164,7 @@ def _prepare_and_start(
             tables = check_published(connection, publications, quiet=config.expected_system is not None)
         options, make_feeder = _plugin(config, catalog, slot.plugin, publications, tables)
         if slot.plugin == "pgoutput":
-            _check_two_phase(config, slot, options)
+            _check_two_phase(config, slot, options, connection.server_version)
         transactions = _transactions(config, slot, options)
         start_lsn = 0 if transactions is not None and _sends_prepared(slot, options) else config.start_lsn
         # The records can be taken many at once (cdcpipe/streaming/wal_data.py).
@@ -342,7 +343,7 @@ def _transactions(config: StreamConfig, slot: Slot, options: Mapping[str, str | 
     )
 
 
-def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None]) -> None:
+def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str | None], server_version: int) -> None:
     """Refuse a slot that sends prepared transactions without being asked. Warn if this stream switches a slot to them for good."""
     is_asked = pgoutput_options.setting(options, "two_phase") == "on"
     if slot.two_phase and not is_asked and not config.whole_transactions:
@@ -352,6 +353,11 @@ def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str
         )
     if is_asked and not slot.two_phase:
         log.warning("replication slot %r sends prepared transactions when they are prepared from now on, for good", slot.name)
+        if loses_prepared(server_version, slot):
+            log.warning(
+                "standbys of PostgreSQL 17 do not copy since when it does: a promoted one sends no rows of a transaction that is"
+                " prepared now (SELECT gid FROM pg_prepared_xacts) and committed after the promotion; end these before a failover"
+            )
 
 
 class _Catalog:

@@ -69,3 +69,21 @@ def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, replace(SLOT, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
     server.start()
     assert [lsn for lsn, _ in server.started] == [0]
+
+
+@pytest.mark.parametrize(
+    ("slot", "version", "is_warned"),
+    [
+        (replace(SLOT, failover=True), 170010, True),
+        (replace(SLOT, failover=True), 180000, False),
+        (replace(SLOT, failover=True, is_new=True), 170010, False),
+        (replace(SLOT, failover=True, two_phase=True), 170010, False),
+        (SLOT, 170010, False),
+    ],
+)
+def test_a_slot_that_standbys_of_17_copy_is_switched_to_two_phase_with_a_warning(
+    slot: Slot, version: int, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy does not know since when. After a promotion, what was prepared before that came without its rows, without a word."""
+    stream._check_two_phase(StreamConfig(SlotConfig({}, "shop")), slot, {"two_phase": "on"}, version)
+    assert ("end these before a failover" in caplog.text) == is_warned
