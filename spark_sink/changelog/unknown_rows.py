@@ -35,10 +35,16 @@ _CAST_ALONE: Final = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bUSING\b)[^;]*;?\s*", 
 _NO_ATTACH: Final = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bATTACH\b)[^;]*;?\s*", re.IGNORECASE | re.DOTALL)
 """The same without ATTACH."""
 
+_IDENTIFIER: Final = r'(?:"(?:[^"]|"")*"|[^\W\d][\w$]*)'
 _SAME_TEXTS: Final = re.compile(
-    r"\s*ALTER\s+TYPE\b[^;]*\b(ADD\s+VALUE|RENAME\s+TO|OWNER\s+TO|SET\s+SCHEMA)\b[^;]*;?\s*", re.IGNORECASE | re.DOTALL
+    rf"\s*ALTER\s+TYPE\s+{_IDENTIFIER}(?:\s*\.\s*{_IDENTIFIER})*\s+"
+    r"(ADD\s+VALUE|RENAME\s+TO|OWNER\s+TO|SET\s+SCHEMA)\b[^;]*;?\s*",
+    re.IGNORECASE | re.DOTALL,
 )
-"""A statement that is one ALTER TYPE after which all values have the texts that they had."""
+"""A statement that is one ALTER TYPE after which all values have the texts that they had.
+
+The words stand behind the type's name. Elsewhere they may be those of a label: RENAME VALUE 'add value' TO 'add_value'.
+"""
 _CUT_BYTES: Final = 10_000
 """The event triggers cut a longer text to as many characters. (With SQL_ASCII a character is a byte.)"""
 

@@ -196,7 +196,15 @@ def test_a_cast_of_a_partitioned_table_without_using(mask: dict[str, str], needs
     [
         ("alter type mood add value 'new' before 'ok'", False),
         ("ALTER TYPE mood RENAME TO other;", False),
+        ("ALTER TYPE public . mood\nOWNER TO x", False),
+        ('alter type shop."Mood ""x"" of day" set schema other', False),
         ("alter type mood rename value 'ok' to 'fine'", True),
+        # The words of another command, in a label or a name.
+        ("alter type mood rename value 'add value' to 'add_value'", True),
+        ("alter type mood rename value 'ok' to 'set schema'", True),
+        ('alter type "add value" rename value $$rename to$$ to $$x$$', True),
+        ('alter type "add value to" rename attribute "owner to" to b', True),
+        ("alter type rename rename value 'ok' to 'fine'", True),
         ("alter type pair add attribute c int", True),
         ("alter type mood add value 'x'; alter type mood rename value 'ok' to 'fine'", True),
         (None, True),
