@@ -103,10 +103,13 @@ LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n
 """
 
 _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) THEN NULL
-        ELSE array_agg(DISTINCT pg_catalog.pg_get_expr(r.prqual, r.prrelid)) END"""
+        ELSE array_agg(DISTINCT {each}) END"""
+_TEXT: Final = "pg_catalog.pg_get_expr(r.prqual, r.prrelid)"
+_DIGEST: Final = "md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))"
+"""Of the expression itself, without the places that its parts had in the text of the command."""
 
 
-def published(publications: Iterable[str], server_version: int, *, filters: bool = False) -> str:
+def published(publications: Iterable[str], server_version: int, *, filters: bool = False, digests: bool = False) -> str:
     """Return a subquery, in parentheses, with one row for each table that the stream of these publications describes.
 
     Its columns are:
@@ -117,6 +120,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
       is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
+      With ``digests`` it has digests of the filters instead, which need none.
 
     The rules are the server's:
 
@@ -133,7 +137,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
-        filters=_FILTERS if has_details and filters else "NULL::text[]",
+        filters=_FILTERS.format(each=_DIGEST if digests else _TEXT) if has_details and (filters or digests) else "NULL::text[]",
     )
 
 

@@ -4,6 +4,7 @@
 
 - a table that has come into a publication, or has left it and come back: other objects publish it (``published_by``);
 - a table some of whose changes were not published for a while (``operations``);
+- a table some of whose rows, or columns, were not published for a while (``filters``, ``unpublished``);
 - a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
   change only the file, and ALTER TABLE without a rewrite changes only the definition.)
 - a partition whose rows the stream lacks: a new part with rows (``has_rows``) that was attached, or may have been unlogged; or a
@@ -54,11 +55,16 @@ class TableParts:
     """A published table's parts, and how it is published.
 
     - ``published_by``: the OIDs of what publishes it: a publication, a schema or the table in one;
-    - ``operations``: which changes are published, of ``insert``, ``update``, ``delete`` and ``truncate``.
+    - ``operations``: which changes are published, of ``insert``, ``update``, ``delete`` and ``truncate``;
+    - ``filters``: digests of the row filters; empty if every row is published;
+    - ``unpublished``: the numbers of the columns that it has, or had, and that are not published. A number that no longer is among
+      them is not that of a new column.
     """
 
     published_by: tuple[int, ...]
     operations: tuple[str, ...]
+    filters: tuple[str, ...]
+    unpublished: tuple[int, ...]
     parts: tuple[Part, ...]
 
 
@@ -101,15 +107,21 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         f"  FROM pg_catalog.pg_class l CROSS JOIN LATERAL (SELECT {_ATTACHED} AS attached) made"
         f"  WHERE l.oid IN {leaves_of('w.relation_id')})::text,"
         " concat_ws(',', CASE WHEN w.has_inserts THEN 'insert' END, CASE WHEN w.has_updates THEN 'update' END,"
-        "   CASE WHEN w.has_deletes THEN 'delete' END, CASE WHEN w.has_truncates THEN 'truncate' END)"
-        f" FROM {published(names, connection.server_version)} AS w",
+        "   CASE WHEN w.has_deletes THEN 'delete' END, CASE WHEN w.has_truncates THEN 'truncate' END),"
+        " to_json(w.filters)::text,"
+        # The numbers of dropped columns count: relnatts is the greatest number.
+        " (SELECT json_agg(n ORDER BY n) FROM pg_catalog.pg_class c CROSS JOIN generate_series(1, c.relnatts::int4) AS n"
+        "  WHERE c.oid = w.relation_id AND n <> ALL (w.numbers))::text"
+        f" FROM {published(names, connection.server_version, digests=True)} AS w",
         timeout_s=_TIMEOUT_S,
     )
     return {
         int(relation_id or 0): TableParts(
             tuple(json.loads(by or "[]")),
             tuple(operations.split(",")) if operations else (),
+            tuple(json.loads(filters or "[]")),
+            tuple(json.loads(unpublished or "[]")),
             tuple(Part(*part) for part in json.loads(parts or "[]")),
         )
-        for relation_id, by, parts, operations in rows
+        for relation_id, by, parts, operations, filters, unpublished in rows
     }

@@ -52,7 +52,9 @@ CAME = "it has come into the publication"
 NOT_COPIED = "its rows from before the first change were not copied"
 CAME_BACK = "it left the publication, and has come back"
 KEY = "it has got a key"
+MORE_COLUMNS = "a column that it had is published now, and was not before"
 MORE_OPERATIONS = "its publication did not publish all of its changes"
+MORE_ROWS = "its publication has another row filter, or none any more"
 REPLACED = "another table has its name now"
 REWRITTEN = "ALTER TABLE has rewritten its rows"
 
@@ -191,6 +193,11 @@ def _compare(
         yield Finding(table, lsn, CAME_BACK)
     if then.operations is not None and now.operations is not None and now.operations - then.operations:
         yield Finding(table, lsn, MORE_OPERATIONS)
+    # Without filters every row is published. Nobody can tell whether another filter lets more rows through.
+    if then.filters and now.filters is not None and (not now.filters or now.filters - then.filters):
+        yield Finding(table, lsn, MORE_ROWS)
+    if then.unpublished and now.unpublished is not None and then.unpublished - now.unpublished:
+        yield Finding(table, lsn, MORE_COLUMNS)
     if now.has_key and not then.has_key and not is_keyed(table):
         yield Finding(table, lsn, KEY)
     if then.parts is None or now.parts is None:

@@ -45,6 +45,10 @@ class SeenTable:
     """The LSN of the look that first saw another name, if the stream has not told of it yet."""
     is_known: bool = False
     """Whether the warehouse had the table."""
+    filters: frozenset[str] | None = None
+    """Digests of the row filters; empty if every row is published. None also in a record of an older version."""
+    unpublished: frozenset[int] | None = None
+    """The numbers of its columns that are not published, and of dropped ones. None also in a record of an older version."""
 
     @property
     def table(self) -> Table:
@@ -62,12 +66,18 @@ class SeenTable:
             keyless.has_key(table),
             None if parts is None else tuple(table["published_by"]),
             None if parts is None else {int(each["relation_id"]): (int(each["file"]), str(each["definition"])) for each in parts},
-            _operations(table),
+            _texts(table, "operations"),
+            filters=_texts(table, "filters"),
+            unpublished=_numbers(table, "unpublished"),
         )
 
 
-def _operations(value: Mapping[str, Any]) -> frozenset[str] | None:
-    return None if value.get("operations") is None else frozenset(map(str, value["operations"]))
+def _texts(value: Mapping[str, Any], name: str) -> frozenset[str] | None:
+    return None if value.get(name) is None else frozenset(map(str, value[name]))
+
+
+def _numbers(value: Mapping[str, Any], name: str) -> frozenset[int] | None:
+    return None if value.get(name) is None else frozenset(map(int, value[name]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +116,11 @@ def _seen(value: Mapping[str, Any]) -> Seen:
             bool(each["has_key"]),
             None if each["published_by"] is None else tuple(map(int, each["published_by"])),
             None if each["parts"] is None else {int(part): (int(file), str(text)) for part, file, text in each["parts"]},
-            _operations(each),
+            _texts(each, "operations"),
             int(LSN.parse(each["undecided"])) if "undecided" in each else None,
             bool(each.get("known")),
+            _texts(each, "filters"),
+            _numbers(each, "unpublished"),
         )
         for each in value["tables"]
     )
@@ -141,6 +153,8 @@ def _to_json(now: Seen) -> dict[str, Any]:
         | ({} if each.operations is None else {"operations": sorted(each.operations)})
         | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
         | ({"known": True} if each.is_known else {})
+        | ({} if each.filters is None else {"filters": sorted(each.filters)})
+        | ({} if each.unpublished is None else {"unpublished": sorted(each.unpublished)})
         for each in now.tables.values()
     ]
     former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
@@ -151,7 +165,8 @@ def _to_json(now: Seen) -> dict[str, Any]:
 def follow(house: Warehouse, epochs: Sequence[Epoch]) -> Seen | None:
     """Let the record go on if pg_upgrade has taken the slot along: the tables have their OIDs and files, and no change is missing.
 
-    Publications have other OIDs. After a gap the record does not go on: all tables are copied, and the server may be another one.
+    Publications have other OIDs, and row filters other digests. After a gap the record does not go on: all tables are copied, and
+    the server may be another one.
     Returns the record as it is then.
     """
     seen = read(house)
@@ -162,7 +177,7 @@ def follow(house: Warehouse, epochs: Sequence[Epoch]) -> Seen | None:
         if epoch.former_system_id == system_id and epoch.gap is None:
             system_id = epoch.system_id
     if system_id == epochs[-1].system_id:
-        tables = {number: replace(each, published_by=None) for number, each in seen.tables.items()}
+        tables = {number: replace(each, published_by=None, filters=None) for number, each in seen.tables.items()}
         seen = replace(seen, system_id=system_id, tables=tables)
         write(house, seen)
     return seen

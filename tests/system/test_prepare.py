@@ -151,6 +151,40 @@ def test_parts_tell_what_publishes_a_table(on: PublishedDatabase) -> None:
     assert parts_of(on)["t"]["published_by"] == [on.value("select oid::int8 from pg_publication")]
 
 
+def test_parts_tell_which_columns_and_rows_are_not_published(on: PublishedDatabase) -> None:
+    def told(name: str = "t") -> tuple[list[int], int]:
+        found = parts_of(on)[name]
+        return found["unpublished"], len(found["filters"])
+
+    on.sql("alter table t add total int generated always as (id * 2) stored")
+    number = on.value("select attnum::int8 from pg_attribute where attrelid = 't'::regclass and attname = 'total'")
+    assert told() == ([number], 0)
+    on.sql("alter table t add note text", "alter table t drop note")
+    assert told() == ([number, number + 1], 0)
+    on.sql("alter table t alter total drop expression")
+    assert told() == ([number + 1], 0)
+    if on.database.cluster.version_num < 150000:
+        return
+    on.sql("create table f (id int primary key, v text)")
+    on.sql("alter publication p add table f (id) where (id > 1)")
+    before = parts_of(on)["f"]
+    assert (before["unpublished"], len(before["filters"])) == ([2], 1)
+    # The same filter, at another place in the command.
+    on.sql("alter publication p drop table f", "alter publication p add table f (v, id) where ((   id) > 1)")
+    again = parts_of(on)["f"]
+    assert (again["unpublished"], again["filters"]) == ([], before["filters"])
+    # No lock of the table is waited for.
+    with on.database.connect() as other, other.transaction():
+        other.execute("lock table f in access exclusive mode")
+        assert told("f") == ([], 1)
+    on.sql("alter publication p set table t, f where (id > 2)")
+    assert parts_of(on)["f"]["filters"] != before["filters"]
+    on.sql("create publication q for table f where (id > 3)")
+    assert told("f") == ([], 1)  # only p was asked for
+    on.sql("alter publication p add tables in schema public")
+    assert told("f") == ([], 0)
+
+
 def test_parts_tell_attached_partitions_with_rows(on: PublishedDatabase) -> None:
     on.sql(
         "create table r (id int primary key, v text) partition by range (id)",

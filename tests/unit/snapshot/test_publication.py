@@ -26,7 +26,9 @@ from spark_sink.snapshot.publication import (
     CAME_BACK,
     DELETED,
     KEY,
+    MORE_COLUMNS,
     MORE_OPERATIONS,
+    MORE_ROWS,
     NOT_COPIED,
     REPLACED,
     REWRITTEN,
@@ -43,7 +45,7 @@ from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
-from spark_sink.warehouse.published_tables import Seen, read, unpublished, write
+from spark_sink.warehouse.published_tables import Seen, follow, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import settle, waiting
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
@@ -126,6 +128,51 @@ BEFORE = seen(found(table(), lsn=100))
 )
 def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes: Homes) -> None:
     assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "reasons"),
+    [
+        ({"filters": ["a"]}, {"filters": ["a"]}, []),
+        # Something publishes it without a filter, or with another one, also beside what publishes it already.
+        ({"filters": ["a"]}, {"filters": []}, [MORE_ROWS]),
+        ({"filters": ["a"]}, {"filters": [], "published_by": [7, 8]}, [MORE_ROWS]),
+        ({"filters": ["a"]}, {"filters": ["b"]}, [MORE_ROWS]),
+        ({"filters": ["a"]}, {"filters": ["a", "b"], "published_by": [7, 8]}, [MORE_ROWS]),
+        ({"filters": ["a", "b"]}, {"filters": ["b"]}, []),
+        ({"filters": []}, {"filters": ["a"]}, []),
+        # DROP EXPRESSION, publish_generated_columns, another list of columns.
+        ({"unpublished": [2, 4]}, {"unpublished": [2]}, [MORE_COLUMNS]),
+        ({"unpublished": [2]}, {"unpublished": []}, [MORE_COLUMNS]),
+        # DROP COLUMN; ADD COLUMN of a column that is not published; ADD COLUMN.
+        ({"unpublished": [2]}, {"unpublished": [1, 2, 3]}, []),
+        ({"unpublished": []}, {"unpublished": []}, []),
+        # A record of an older version, and a look that did not ask.
+        ({}, {"filters": ["a"], "unpublished": [2]}, []),
+        ({}, {"filters": [], "unpublished": []}, []),
+        ({"filters": ["a"], "unpublished": [2]}, {}, []),
+    ],
+)
+def test_rows_and_columns_that_were_not_published(
+    tmp_path: Path, then: dict[str, Any], now: dict[str, Any], reasons: list[str]
+) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    write(house, seen(found(table(**then), lsn=100)))
+    before = read(house)
+    assert before == seen(found(table(**then), lsn=100))
+    assert compare(before, found(table(**now)), not_keyed, Homes(house), {}) == [Finding(T, 200, each) for each in reasons]
+
+
+def test_pg_upgrade_keeps_the_numbers_of_columns_but_not_the_digests_of_filters(tmp_path: Path) -> None:
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    make_epoch(staging, 1, 0x100, (0x100, 0x200), system_id="7")
+    house.open(list_epochs(staging)[0])
+    write(house, seen(found(table(filters=["a"], unpublished=[2]), lsn=100, system_id="7")))
+    make_epoch(staging, 2, 0x200, system_id="8", former_system_id="7")
+    followed = follow(house, list_epochs(staging))
+    now = found(table(published_by=[9], filters=["b"], unpublished=[]), system_id="8")
+    assert compare(followed, now, not_keyed, Homes(house), {}) == [Finding(T, 200, MORE_COLUMNS)]
 
 
 def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
