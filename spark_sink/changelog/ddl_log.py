@@ -7,10 +7,12 @@ memory, but for those of tables that are gone. They say which columns and keys a
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
@@ -25,10 +27,11 @@ from spark_sink.staging.log import Position, epoch_of
 from spark_sink.warehouse import gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
+    from spark_sink.schema.ddl_message import DdlMessage
     from spark_sink.schema.servers import Servers
     from spark_sink.source.ddl import Ddl
     from spark_sink.staging.log import Segment
@@ -84,6 +87,15 @@ class DdlLog:
                     found.forget_dropped(done_lsn)
             self._descriptions = found
         return self._descriptions
+
+    def messages(self, tag: str, after_lsn: int, until_lsn: int) -> Iterator[DdlMessage]:
+        """Yield the messages of one command, of the transactions that end in (after_lsn, until_lsn]."""
+        if self._changelogs.state(DDL) is None:
+            return
+        is_asked = (F.col("tag") == tag) & F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn)
+        for row in self._changelogs.read(DDL).where(is_asked).select("content").toLocalIterator():
+            with suppress(ValueError):  # as in `descriptions`, which names it
+                yield parse(row["content"].encode(), is_checked=True)
 
     def read_gaps(self) -> None:
         """Read the gaps of the log again. Call this when there may be another one, before `record_new` gets what follows it."""

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Place, Table
     from spark_sink.source.ddl import Ddl
 
-__all__ = ["tables_with_unknown_rows"]
+__all__ = ["ALTER_TYPE", "changes_texts", "tables_with_unknown_rows"]
+
+ALTER_TYPE: Final = "ALTER TYPE"
 
 _CAST_ALONE: Final = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bUSING\b)[^;]*;?\s*", re.IGNORECASE | re.DOTALL)
 """A statement that is one ALTER TABLE without USING. A function that it calls runs no such command."""
@@ -67,9 +69,14 @@ def tables_with_unknown_rows(
     )
     for each in ddl:
         message = each.message
-        if message.tag == "ALTER TYPE" and message.types and not _is(_SAME_TEXTS, message.statement):
+        if changes_texts(message):
             for home in tables_with(message.types, each.place, names):
                 yield names.shown(home), each.end_lsn, "ALTER TYPE changed the texts of values"
+
+
+def changes_texts(message: DdlMessage) -> bool:
+    """Tell whether old values of the message's types may have other texts since its command."""
+    return message.tag == ALTER_TYPE and bool(message.types) and not _is(_SAME_TEXTS, message.statement)
 
 
 def _names_with_unknown_rows(ddl: Sequence[Ddl], descriptions: Descriptions, masks: Masks) -> Iterator[tuple[Ddl, int, Table, str]]:

@@ -2,7 +2,8 @@
 
 An ALTER TYPE of a key's column puts new values into another column, or gives old values another text. The forms are those since the
 last copy. If that does not say its types, or if there is none, the stream's descriptions do: the schema history has them. Unknown
-types are not taken for equal.
+types are not taken for equal. Old values of the same type have another text after ALTER TYPE … RENAME VALUE: captured DDL tells it.
+Without that, nobody does.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from cdcpipe.masks import HASH
+from cdcpipe.types.names import format_built_in_type
+from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.unknown_rows import ALTER_TYPE, changes_texts
 from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.published import PublishedTables
 from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
 
@@ -48,6 +52,7 @@ def has_uncertain_key(warehouse: Warehouse, table: Table, changes: DataFrame, pi
     if copy is None or not before or before[-1].relation_id != copy.relation_id or changes.where(is_copy).isEmpty():
         return None  # the rows are those of another table, or the copy has none
     now, former = _types(copy), _former_types(warehouse, changes, before, copy)
+    altered = _altered_types(warehouse, changes, before, copy, {name for names in piece.columns for name in names})
     forms = []
     for names in piece.columns:
         has_key = fold(or_, map(_has, names))
@@ -55,7 +60,8 @@ def has_uncertain_key(warehouse: Warehouse, table: Table, changes: DataFrame, pi
             if name not in names:
                 continue
             is_text = is_hashed(warehouse, table, copy, number)
-            if number in now and not _keep(former.get(number), now[number], is_text=is_text):
+            is_altered = number in now and now[number][0] in altered
+            if number in now and (is_altered or not _keep(former.get(number), now[number], is_text=is_text)):
                 forms.append(has_key)
             elif len(names) > 1:
                 forms.append(has_key & ~_has(name))
@@ -66,11 +72,27 @@ def _keep(former: Iterable[_Type] | None, now: _Type, *, is_text: bool) -> bool:
     return former is not None and all(keeps_values(each, now, is_text=is_text) for each in former)
 
 
+def _altered_types(
+    warehouse: Warehouse, changes: DataFrame, before: Sequence[Version], copy: Version, keys: Collection[str]
+) -> frozenset[int]:
+    """Return the types whose values may have other texts since the copy before. If all ``keys`` have built-in types, none."""
+    numbers = {number for number, name in copy.snapshot if name in keys}
+    if not any(number in numbers and format_built_in_type(*found) is None for number, found in _types(copy).items()):
+        return frozenset()
+    copied = _copy_before(before, copy)
+    log, after_lsn = DdlLog(changes.sparkSession, warehouse), 0 if copied is None else copied.end_lsn
+    return frozenset().union(*(each.types for each in log.messages(ALTER_TYPE, after_lsn, copy.end_lsn) if changes_texts(each)))
+
+
+def _copy_before(before: Sequence[Version], copy: Version) -> Version | None:
+    return next((each for each in reversed(before) if each.snapshot and each.relation_id == copy.relation_id), None)
+
+
 def _former_types(
     warehouse: Warehouse, changes: DataFrame, before: Sequence[Version], copy: Version
 ) -> Mapping[int, Iterable[_Type]]:
     """Return the types that rows from before a copy have in its columns, by the columns' numbers. Those not known are missing."""
-    copied = next((each for each in reversed(before) if each.snapshot and each.relation_id == copy.relation_id), None)
+    copied = _copy_before(before, copy)
     if copied is not None and copied.described:
         return {number: [found] for number, found in _types(copied).items()}
     history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))

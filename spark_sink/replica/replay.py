@@ -139,8 +139,9 @@ def with_former(
 
     ``former`` has the replica's rows at ``former_lsn``. If it is before the snapshot, the changes in between apply, as far as the
     changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
-    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added. If the key has another type
-    since a row came, nobody can tell whether the snapshot has the row again: it is added only if it was deleted before.
+    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added. If the key has another type, or
+    its values other texts, since a row came, nobody can tell whether the snapshot has the row again: it is added only if it was
+    deleted before.
     """
     found, copied_lsn = None, snapshot_lsn - 1  # a replica that was beyond this snapshot before it came lacks it all the same
     if former_lsn < snapshot_lsn - 1:
@@ -183,7 +184,7 @@ def _without_uncertain(
         return former
     _logger.warning(
         "%s: rows that were deleted before the table was copied may be missing: the key has another type since they came, "
-        "and nothing tells which of them the copy has again",
+        "or its values have other texts, and nothing tells which of them the copy has again",
         table,
     )
     return former.where(~uncertain)

@@ -13,6 +13,7 @@ import pytest
 import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
@@ -29,6 +30,7 @@ from spark_sink.staging.log import Position
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, add_copy, schema_of
+from support.ddl_messages import ddl
 from support.descriptions import table
 
 pytestmark = pytest.mark.spark
@@ -265,7 +267,7 @@ def test_run_with_soft_deletes(database: postgres.Database, spark: Any, tmp_path
         assert "--deletes soft" in str(refused.value.hint)
 
 
-CIDR, INET, DATES, TIMES, INT4 = 650, 869, 1082, 1184, 23
+CIDR, INET, DATES, TIMES, INT4, MOOD = 650, 869, 1082, 1184, 23, 16500
 
 
 @pytest.mark.parametrize("is_first", [False, True], ids=["copied before", "first copy"])
@@ -277,6 +279,7 @@ CIDR, INET, DATES, TIMES, INT4 = 650, 869, 1082, 1184, 23
         ("k int, k__string string", (INT4, CIDR), "{}, null", "null, '{}'", False),
         ("k date", (DATES, DATES), "date '2020-01-0{}'", "date '2020-01-0{}'", True),
         ("k bigint", (INT4, 20), "{}", "{}", True),
+        ("k string", (MOOD, MOOD), "'ok{}'", "'fine{}'", False),  # RENAME VALUE
     ],
 )
 def test_a_copy_after_another_type_of_the_key_adds_no_row_that_was_not_deleted(
@@ -307,6 +310,10 @@ def test_a_copy_after_another_type_of_the_key_adds_no_row_that_was_not_deleted(
         history = SchemaHistory(spark, house, PublishedTables(None))
         history.record_new({TABLE: Contents(1, 10, [use])}, lambda *_: None, [segment])
     house.write_versions(TABLE, versions)
+    statement = "alter type mood rename value 'ok1' to 'fine1'"
+    renamed = ddl(40, 0, tag="ALTER TYPE", statement=statement, types=[{"oid": MOOD, "array": None}])
+    written: Any = SimpleNamespace(epoch=1, start_lsn=30, end_lsn=40, end=Position(1, 40), path=tmp_path / "staging/000001/s.cdc")
+    DdlLog(spark, house).record_new([renamed], [written])
     order = "_cdc_op, _cdc_epoch, _cdc_end_lsn, _cdc_ordinal, _cdc_xid, _cdc_commit_time, _cdc_unchanged, _cdc_old, _cdc_exact"
     rows = [
         *(("insert" if is_first else "snapshot", 10, former.format(key)) for key in (1, 2, 3)),

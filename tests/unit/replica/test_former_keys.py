@@ -19,9 +19,10 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
+from support.ddl_messages import message
 from support.descriptions import ID, table, version
 
-CIDR, INET = 650, 869
+CIDR, INET, MOOD = 650, 869, 16500
 
 
 def told(lsn: int, columns: str, *numbers: int) -> SchemaVersion:
@@ -70,6 +71,38 @@ def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytes
     # The versions of the rows tell from which server they came.
     both = {(CIDR, -1), (INET, -1)}
     assert found == [both if lost_after == 25 else {(CIDR, -1)}, both, both]
+
+
+@pytest.mark.parametrize(
+    ("statement", "key", "expected"),
+    [
+        ("alter type mood rename value 'ok' to 'fine'", MOOD, {MOOD, MOOD + 1}),
+        (None, MOOD, {MOOD, MOOD + 1}),
+        ("alter type mood add value 'new'", MOOD, set()),
+        ("alter type mood rename value 'ok' to 'fine'", INET, set()),
+    ],
+)
+def test_a_type_of_keys_whose_values_have_other_texts(
+    monkeypatch: pytest.MonkeyPatch, statement: str | None, key: int, expected: set[int]
+) -> None:
+    """Each row was a deleted one, too: under the key that the enum's value had before it was renamed."""
+    asked, none = [], cast("Any", None)
+    said = message(tag="ALTER TYPE", statement=statement, types=[{"oid": MOOD, "array": MOOD + 1}])
+
+    def messages(*arguments: Any) -> list[Any]:
+        asked.append(arguments)
+        return [said]
+
+    monkeypatch.setattr(former_keys, "DdlLog", lambda *_: SimpleNamespace(messages=messages))
+    earlier, copy = (
+        replace(version(lsn, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD, -1)))
+        for lsn in (20, 50)
+    )
+    changes: Any = SimpleNamespace(sparkSession=None)
+    for before, since in (([version(10, 0, ID)], 0), ([version(10, 0, ID), earlier, version(30, 0, ID)], 20)):
+        asked.clear()
+        assert former_keys._altered_types(none, changes, before, copy, {"id"}) == expected
+        assert asked == ([("ALTER TYPE", since, 50)] if key == MOOD else [])
 
 
 @pytest.mark.parametrize(
