@@ -13,6 +13,10 @@ import pytest
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Insert
+from spark_sink.client.prepare import Prepared
+from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.publication import MORE_COLUMNS, MORE_ROWS, compare, seen
+from spark_sink.warehouse.warehouse import Warehouse
 from support.cli_process import CLI, COMMAND, run_cli
 from support.published_database import PublishedDatabase
 from support.waiting import until
@@ -183,6 +187,46 @@ def test_parts_tell_which_columns_and_rows_are_not_published(on: PublishedDataba
     assert told("f") == ([], 1)  # only p was asked for
     on.sql("alter publication p add tables in schema public")
     assert told("f") == ([], 0)
+
+
+def test_two_looks_find_rows_and_columns_that_were_not_published(on: PublishedDatabase, tmp_path: pathlib.Path) -> None:
+    homes, publications = Homes(Warehouse(tmp_path, "delta")), ["p"]
+
+    def look() -> Prepared:
+        names = [argument for name in publications for argument in ("--publication", name)]
+        code, out, err = run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, *names, "--in-use", "--quiet", "--parts")
+        assert (code, err) == (0, "")
+        return Prepared.parse(out)
+
+    def found(*statements: str, also: str | None = None) -> list[tuple[str, str]]:
+        """Return what the look after these statements finds, with one more publication."""
+        before = seen(look())
+        on.sql(*statements)
+        publications.extend([] if also is None else [also])
+        return [(str(each.table), each.reason) for each in compare(before, look(), lambda _: True, homes, {})]
+
+    on.sql("alter table t add total int generated always as (id * 2) stored")
+    assert found("alter table t alter total drop expression") == [("public.t", MORE_COLUMNS)]
+    assert found("alter table t add gone int", "alter table t drop gone", "alter table t add came int default 7") == []
+    if on.database.cluster.version_num >= 180000:
+        on.sql("alter table t add doubled int generated always as (id * 2) stored")
+        assert found("alter publication p set (publish_generated_columns = stored)") == [("public.t", MORE_COLUMNS)]
+    if on.database.cluster.version_num < 150000:
+        return
+    on.sql(
+        "create schema s",
+        "create table s.f (region text primary key)",
+        "alter publication p add table s.f where (region = 'eu')",
+        "create publication q for table t",
+        "create publication r for table s.f where (region = 'asia')",
+    )
+    publications.append("q")
+    assert found("alter publication q add table s.f where (region  =  'eu')") == []
+    assert found("alter publication q set table t, s.f where (region = 'us')") == [("s.f", MORE_ROWS)]
+    assert found(also="r") == [("s.f", MORE_ROWS)]
+    assert found("alter publication q set table t") == []
+    assert found("alter publication p add tables in schema s") == [("s.f", MORE_ROWS)]
+    assert found("alter publication p drop tables in schema s") == []
 
 
 def test_parts_tell_attached_partitions_with_rows(on: PublishedDatabase) -> None:
