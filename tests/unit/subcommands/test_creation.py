@@ -46,7 +46,7 @@ class Server:
         def sleep(pause_s: float) -> None:
             self.pauses += pause_s
 
-        poll.wait_for_copy(SimpleNamespace(), "shop", PollConfig(duration_s), clock=lambda: self.pauses, sleep=sleep)  # type: ignore[arg-type]
+        poll.wait_for_copy(SimpleNamespace(), "shop", PollConfig(duration_s), clock=lambda: self.pauses, sleep=sleep)
 
 
 def test_a_standby_that_copies_slots_gets_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
