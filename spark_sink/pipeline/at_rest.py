@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rest"]
 
-_SPARKS: Final = frozenset({"master", "conf", "jars_dir", "ui", "staging_shared", "checkpoint", "trigger_interval_s"})
+_WITHOUT_EFFECT: Final = frozenset({"master", "conf", "jars_dir", "ui", "staging_shared", "checkpoint", "trigger_interval_s"})
 """The options that have no effect on the tables."""
 
 
@@ -103,7 +103,7 @@ class Rest:
     def _options(self) -> str:
         """Return a digest of the version of cdcpipe, the options that have an effect on the tables, and the key of hashes."""
         launcher = self._config.launcher
-        options = {each.name: getattr(self._config, each.name) for each in fields(self._config) if each.name not in _SPARKS}
+        options = {each.name: getattr(self._config, each.name) for each in fields(self._config) if each.name not in _WITHOUT_EFFECT}
         options |= {"launcher": (launcher.slot, str(launcher.staging.resolve()), launcher.publications)}
         options |= {"mask_key": self._warehouse.masks.fingerprint}
         listed = [f"{name}={value!r}" for name, value in sorted(options.items())]

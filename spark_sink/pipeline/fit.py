@@ -1,6 +1,7 @@
-"""Checks that a warehouse and a staging log fit together before a pipeline continues: neither is an older copy, or lacks a part.
+"""What a pipeline checks and records of its warehouse and staging log, at its start and whenever the log has a new epoch.
 
-So does each table: another program may have set it back to an earlier version.
+They must fit together: neither may be an older copy, or lack a part. Nor may a table: another program may have set it back to an
+earlier version.
 """
 
 from __future__ import annotations

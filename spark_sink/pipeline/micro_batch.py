@@ -200,8 +200,8 @@ class KnownTables:
     def __getitem__(self, table: Table) -> KnownTable:
         return self._states[table]
 
-    def found(self, tables: Iterable[Table]) -> None:
-        """Take note of tables that have changelogs. If one of these goes away, it is not made again without its changes."""
+    def note_changelogs(self, tables: Iterable[Table]) -> None:
+        """Remember that these tables have changelogs. If one goes away, that is an error, and no new one is made."""
         self._there.update(tables)
 
     def open(self, tables: Iterable[Table]) -> None:
@@ -471,7 +471,7 @@ class MicroBatch:
         count = append.count + len(append.drops)
         self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)
         state.changelog = ChangelogState(state.files.schema, end.lsn)
-        self._tables.found([table])
+        self._tables.note_changelogs([table])
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:

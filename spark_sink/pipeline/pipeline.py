@@ -393,7 +393,9 @@ class Pipeline(Startable):
             merge.finish_snapshots(self.spark, self.warehouse)
             merge.finish_merges(self.warehouse)
             ends = fit.check_tables(self.warehouse, position)
-            self._tables.found(table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None)
+            self._tables.note_changelogs(
+                table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None
+            )
         if self._names is not None:
             self._names.rename()
             self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])

@@ -234,7 +234,7 @@ class Descriptions:
         return tuple(first[column.facts.number] for column in found[1])
 
     def facts_until_next(self, relation: Relation, place: Place) -> tuple[ColumnFacts, ...] | None:
-        """Do what `facts` does where nothing is in force at ``place``: take it from the table's next message.
+        """Return the facts about each column at a ``place`` where no message is in force: the table's next message tells them.
 
         Returns None if there is no message so far, if the DDL before it was not all captured, or if they are not certain.
         """
@@ -245,7 +245,7 @@ class Descriptions:
         return tuple(first.get(number, ColumnFacts(number, None, is_filled=True)) for number in sorted(found[0]))
 
     def numbers_until_next(self, relation: Relation, place: Place) -> tuple[set[int], bool] | None:
-        """Do what `numbers_at` does where nothing is in force at ``place``: take it from the table's next message.
+        """Return the numbers of the columns at a ``place`` where no message is in force: the table's next message tells them.
 
         The message has the columns that were there before: those that its command has dropped, and all others but new ones. They
         count as all only if none of the others may be new.

@@ -111,7 +111,7 @@ class PublishedTables:
         self._former, self._tables = self._tables, {table["relation_id"]: table for table in describe()}
 
     def _described(self, relation: Relation, *, is_of_now: bool = False) -> Mapping[str, Any] | None:
-        """Do the same as `_find`, but return None if the catalog can't be asked."""
+        """Return what the catalog says about a table. None also if the catalog can't be asked."""
         try:
             return self._find(relation, is_of_now=is_of_now)
         except CdcpipeError as ex:

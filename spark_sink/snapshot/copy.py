@@ -11,7 +11,8 @@ Only the server that the log follows counts, on the timeline of the log's last e
 A copy that reaches a server that was promoted before the launcher does waits for the launcher.
 
 Two things make another snapshot necessary. The server has rewritten a table during its copy (`RewrittenError`): this table is
-copied from its beginning. The server has restarted and so has dropped the snapshot: all tables that are not finished are.
+copied from its beginning. Or the server has restarted, and so has dropped the snapshot: then all tables that are not finished
+are copied from their beginning.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _LOOK_S = 1.0
 class GapSnapshot(Snapshot):
     """Copies every published table that was not copied since the last gap, and has columns.
 
-    Each table goes to the tables of its present name: what was renamed in the gap is never told.
+    A copy goes to the tables of the name that the table has now: nothing ever tells of a rename in the gap.
     """
 
     waits_for_names = False

@@ -112,7 +112,10 @@ class Healer:
         self.has_looked = False
         """Whether the last look at the catalog was possible."""
         self._known: tuple[int, float, list[WantedCopy]] | None = None
-        """The tables that wait, as of a number of writes and a time: another process only ever copies some of them."""
+        """The result of `count_writes`, the time, and the tables that waited then.
+
+        They are read again after a write of this process, and after a minute: another process can only have copied some of them.
+        """
         self._told = Told()
         self._thread = Worker(target=self._run, name="cdcpipe-heal", daemon=True)
 
