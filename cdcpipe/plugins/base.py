@@ -20,8 +20,9 @@ With ``streaming``, a large transaction comes in blocks while it is in progress.
 transaction. ``relation`` and ``type`` are called at the stream's descriptions; PostgreSQL's plugins do not need them. Differences
 to the server:
 
-- A plugin writes all records of a transaction by the end of its last callback (``commit``, ``stream_commit``). A transaction of
-  which it has written nothing by then is one that the consumer does not need: the slot may move beyond it without the consumer.
+- A plugin writes all records of a transaction by the end of its last callback (``commit``, ``prepare``, ``stream_commit``). A
+  transaction of which it has written nothing by then is one that the consumer does not need: the slot may move beyond it without
+  the consumer. This goes for ``commit_prepared`` and ``rollback_prepared``, too.
 - Since PostgreSQL 15 the server does not send a transaction without a published change. So there is no ``begin`` for it.
 - There is no ``filter_prepare``: pgoutput itself follows the option ``two_phase``.
 - Relations are as the publication shows them: with column lists, and before PostgreSQL 18 without generated columns. The only facts

@@ -136,7 +136,7 @@ class Receiver:
         self._rendered_bytes = 0
         """How many bytes an output plugin has written to the pieces."""
         self._is_silent = False
-        """Whether an output plugin has written nothing since the last Begin or message outside of transactions."""
+        """Whether an output plugin has written nothing since the last Begin, or since it was given what stands alone."""
         self._feeder = make_feeder(self._add_rendered) if make_feeder else None
         self._transactions = transactions
         self._reader = RecordReader()
@@ -393,10 +393,11 @@ class Receiver:
         kind = record[:1]
         # Byte1('M') Int8 flags (1: transactional). In a stream block that `Transactions` has not taken, an xid comes first.
         is_alone = kind == b"M" and not record[1] & 1 and (self._transactions is not None or not self._progress.in_transaction)
-        if kind == b"B" or is_alone:
+        is_alone = is_alone or kind in (b"K", b"r")  # what becomes of a prepared transaction
+        if kind in (b"B", b"b") or is_alone:
             self._is_silent = True
         self._feeder.feed(lsn, record)
-        if self._is_silent and (kind == b"C" or is_alone):
+        if self._is_silent and (kind in (b"C", b"P") or is_alone):
             self._progress.silent(lsn)
 
     def _put_pieces(self, ends: list[int]) -> None:

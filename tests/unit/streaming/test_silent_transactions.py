@@ -11,12 +11,13 @@ from cdcpipe.config import StreamOptions
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.framing import RecordReader, encode_header
 from cdcpipe.plugins import load
+from cdcpipe.plugins.base import OutputPlugin
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.progress import Progress
 from cdcpipe.replication.strict_progress import StrictProgress
 from cdcpipe.streaming.receiver import Receiver
-from support.pgoutput_stream import begin, commit, insert, message, relation, truncate
+from support.pgoutput_stream import begin, commit, insert, message, record, relation, truncate
 from support.wire import keepalive, wal_data
 
 OPTIONS = StreamOptions(
@@ -27,15 +28,15 @@ NO_RECORD = relation(1) + truncate(1)
 
 
 class Stream:
-    """Debezium's plugin on a stream whose messages the test gives. It writes nothing for a TRUNCATE."""
+    """A plugin on a stream whose messages the test gives. Debezium's writes nothing for a TRUNCATE."""
 
-    def __init__(self, progress: Progress, *, is_whole: bool = False) -> None:
+    def __init__(self, progress: Progress, *, is_whole: bool = False, plugin: OutputPlugin | None = None) -> None:
         self.progress = progress
         self._messages = deque[bytes]()
         walsender: Any = SimpleNamespace(direct=None, notices=[], receive=self._receive, consume_input=lambda: None)
         transactions = Transactions() if is_whole else None
         tracker = tracker_for("pgoutput", {}, progress, None, transactions)
-        plugin = load("debezium", {}, lambda _: [["shop"]])
+        rendered_by = plugin or load("debezium", {}, lambda _: [["shop"]])
         self._receiver = Receiver(
             walsender,
             progress,
@@ -43,7 +44,7 @@ class Stream:
             OPTIONS,
             lambda _chunk, ends, _is_framed: progress.written(ends),
             lambda: None,
-            make_feeder=lambda write: Renderer(plugin, write),
+            make_feeder=lambda write: Renderer(rendered_by, write),
             transactions=transactions,
         )
 
@@ -77,6 +78,18 @@ def in_blocks(end_lsn: int, changes: bytes) -> bytes:
     records = [(end_lsn - 30, b"S" + xid + b"\1"), *records, (end_lsn - 20, b"E")]
     records.append((end_lsn, b"c" + xid + struct.pack(">BQQq", 0, end_lsn - 10, end_lsn, 0)))
     return b"".join(encode_header(lsn, len(record)) + record for lsn, record in records)
+
+
+def prepared(end_lsn: int, changes: bytes) -> bytes:
+    """Return a transaction at its PREPARE."""
+    body = struct.pack(">QQqI", end_lsn - 10, end_lsn, 0, 5) + b"gid\0"
+    return record(b"b" + body, end_lsn - 10) + changes + record(b"P\0" + body, end_lsn)
+
+
+def outcome(kind: bytes, lsn: int) -> bytes:
+    """Return the COMMIT PREPARED or ROLLBACK PREPARED of `prepared`."""
+    times = bytes(8 if kind == b"K" else 16)
+    return record(kind + b"\0" + struct.pack(">QQ", lsn - 10, lsn) + times + struct.pack(">I", 5) + b"gid\0", lsn)
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -120,3 +133,21 @@ def test_before_an_idle_position_is_told_nothing_else_is_outstanding() -> None:
     progress.feedback(210, 0.0)
     assert progress.take_idle(0.0) == 10_000
     assert progress.confirmed_lsn == 210
+
+
+@pytest.mark.parametrize("kind", [b"K", b"r"])
+def test_a_prepared_transaction_without_a_record_is_not_outstanding(kind: bytes) -> None:
+    plugin = load("test_decoding", {"only-local": "on"}, lambda _: [["180000"]])
+    stream = Stream(progress := Progress(0.0), plugin=plugin)
+    foreign = record(b"O" + bytes(8) + b"other\0")
+    stream.take(prepared(110, foreign + ROW), up_to=1000)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (1000, False)
+    stream.take(outcome(kind, 1110), up_to=2000)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (2000, False)
+    stream.take(prepared(2110, ROW), up_to=3000)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (2000, True)
+    stream.take(outcome(kind, 3110), up_to=4000)
+    progress.feedback(2110, 0.0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (2110, True)
+    progress.feedback(3110, 0.0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (4000, False)
