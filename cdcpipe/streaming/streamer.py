@@ -292,6 +292,8 @@ class Streamer:
             self._signals.clear()
         if commands.fd in ready or self._signals.is_set:
             commands.read(records.confirm)
+        if is_reading and ready.get(socket_fd, 0) & select.POLLIN:
+            self._progress.heard(time.monotonic())  # a part of a long record: no message can come before its end
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
             if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):

@@ -79,6 +79,26 @@ def test_a_socket_is_not_read_while_a_transaction_is_handed_on(pipes: Pipes, has
     assert (progress.due_at() <= now + UNREAD_INTERVAL_S) == has_pending
 
 
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_a_part_of_a_record_is_a_sign_of_life(pipes: Pipes, has_bytes: bool) -> None:
+    """A row of 800 MB may take longer than the limit. Before it has arrived, no other message can."""
+    progress = Progress(now := time.monotonic(), status_interval_s=0.1, silence_limit_s=300)
+    options = StreamOptions(out_fd=pipes.out_fd, command_fd=pipes.command_fd, write_header=True)
+    ours, server = socket.socketpair()
+    with ours, server:
+        walsender: Any = SimpleNamespace(
+            socket=ours.fileno(), direct=None, notices=[], flush=lambda: True, set_low_water_mark=lambda _: False
+        )
+        tracker = tracker_for("raw", {}, progress, None)
+        streamer = Streamer(walsender, progress, tracker, options, CommandsIn(pipes.command_fd), confirmed_on_server=lambda _: 0)
+        streamer._receiver.has_more = False
+        if has_bytes:
+            server.send(wal_data(8, b"a long record")[:-1])
+        with streamer._signals:
+            streamer._wait(now)
+    assert (progress.heard_at > now) == has_bytes
+
+
 def test_a_reader_that_is_gone_from_a_socket(tmp_path: Path, pipes: Pipes) -> None:
     """Linux tells it otherwise than for a pipe. No record comes whose write would fail, and stdin stays open."""
     ours, reader = socket.socketpair()
