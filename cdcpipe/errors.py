@@ -23,6 +23,8 @@ Messages contain names, types, lengths and LSNs. They never contain a value of a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from cdcpipe.lsn import format_lsn
@@ -46,6 +48,7 @@ __all__ = [
     "SlotDoesNotExistError",
     "SlotInUseError",
     "UnreachableError",
+    "beside_the_stream",
 ]
 
 
@@ -58,6 +61,18 @@ class CdcpipeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.is_beside_stream = False
+        """Whether another connection than the stream's has failed. Then the server can still take the stream's last feedback."""
+
+
+@contextmanager
+def beside_the_stream() -> Iterator[None]:
+    """Mark the errors of a connection that is not the stream's."""
+    try:
+        yield
+    except CdcpipeError as ex:
+        ex.is_beside_stream = True
+        raise
 
 
 class InvalidArgumentsError(CdcpipeError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cdcpipe.errors import ConnectionClosedError
+from cdcpipe.errors import ConnectionClosedError, beside_the_stream
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.replication.server import System, expect_system, identify_system
 from cdcpipe.replication.session import connect_walsender
@@ -28,6 +28,7 @@ class TimelineGuard:
         self._walsender = connect_walsender(connection.parameters_here)
         expect_system(identify_system(self._walsender), expected)
 
+    @beside_the_stream()
     def check(self) -> None:
         """Raise ConnectionClosedError if the standby has left the timeline, or can't be asked."""
         system = identify_system(self._walsender)

@@ -133,18 +133,17 @@ class Streamer:
                 except _Stopped:
                     is_cut = True
                     self._receiver.queue_before_failure()
-                except (ConnectionClosedError, ServerError):
+                except (ConnectionClosedError, ServerError) as ex:
+                    if ex.is_beside_stream:
+                        self._finish_after_failure()
+                        raise
                     self._receiver.queue()
                     with contextlib.suppress(CdcpipeError):  # what can't be checked is not written: the server sends it again
                         self._records.release()
                     self._records.drain()
                     raise
-                except CdcpipeError:
-                    self._receiver.queue_before_failure()
-                    try:
-                        self._finish()
-                    except (ConnectionClosedError, ServerError) as ex:  # libpq closes the socket after damaged bytes
-                        log.info("after the error: %s", ex)
+                except Exception:  # of this program, of an output plugin, of the consumer: the connection is well
+                    self._finish_after_failure()
                     raise
                 self._finish()
                 is_cut = is_cut or self._receiver.is_taking or self._records.pending_bytes > 0
@@ -205,9 +204,21 @@ class Streamer:
         """Write the records that are held, send the last feedback, and end the stream so that the server has read the feedback."""
         self._is_ending = True
         self._progress.is_read = False
-        self._records.release()
-        self._records.drain(self._stay_alive_to_the_end)
-        end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
+        try:
+            self._records.release()
+        finally:
+            self._records.drain(self._stay_alive_to_the_end)
+            end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
+
+    def _finish_after_failure(self) -> None:
+        """Do as `_finish`, with the records before the one that failed. The error that ended the stream is to be raised then."""
+        try:
+            try:
+                self._receiver.queue_before_failure()
+            finally:
+                self._finish()
+        except Exception as ex:  # noqa: BLE001 - such as the loss of the connection: libpq closes the socket after damaged bytes
+            log.info("after the error: %s", ex if isinstance(ex, CdcpipeError) else type(ex).__name__)
 
     def _stay_alive_to_the_end(self) -> None:
         """Send status updates while the last records are written. If the connection is lost, `end_stream` reports it."""

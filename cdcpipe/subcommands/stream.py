@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TypeAlias
 
 from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, beside_the_stream
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
 from cdcpipe.libpq.walsender import Walsender
@@ -396,6 +396,7 @@ class _Catalog:
             self._connection.close()
             self._connection = None
 
+    @beside_the_stream()
     def query(self, sql: str) -> Rows:
         """Run one query for an output plugin and return its rows. The connection stays open for the next query.
 

@@ -6,26 +6,38 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
-from cdcpipe.config import StreamOptions
-from cdcpipe.errors import ConnectionClosedError, OutputError, ProtocolError
+from cdcpipe.config import SlotConfig, StreamOptions
+from cdcpipe.errors import (
+    CdcpipeError,
+    ConnectionClosedError,
+    OutputError,
+    ProtocolError,
+    ServerError,
+    UnreachableError,
+    beside_the_stream,
+)
+from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.limits import limit_hint
 from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.replication import timeline_guard
 from cdcpipe.replication.boundaries import tracker_for
 from cdcpipe.replication.progress import UNREAD_INTERVAL_S, Progress
 from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.streamer import Streamer
-from support.fake_walsender import COPY_BOTH, FakeWalsender
+from cdcpipe.subcommands import stream as subcommand
+from support.fake_walsender import COPY_BOTH, READY, FakeWalsender
 from support.waiting import until
-from support.wire import keepalive, wal_data
+from support.wire import keepalive, message, wal_data
 
 
 class Pipes(SimpleNamespace):
@@ -179,3 +191,88 @@ def test_a_connection_lost_while_the_last_records_wait_for_the_consumer(
         finally:
             has_ended.set()
             consumer.join()
+
+
+END = message(b"c") + message(b"C", b"COPY 0\0") + READY
+
+
+class FailingFeeder:
+    """An output plugin that writes its records as they come, and fails at one."""
+
+    def __init__(self, write: Callable[[int, bytes], None], error: Exception) -> None:
+        self._write, self._error = write, error
+
+    def feed(self, wal_start: int, data: bytes) -> None:
+        if data == b"bad":
+            with beside_the_stream():
+                raise self._error
+        self._write(wal_start, data)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [ServerError("cancelled"), ConnectionClosedError("lost"), MemoryError(), KeyError("a value")])
+@pytest.mark.parametrize("is_guard", [False, True])
+def test_the_server_reads_the_last_feedback_after_an_error_that_is_not_the_walsenders(
+    tmp_path: Path, pipes: Pipes, error: Exception, is_guard: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The catalog's query was cancelled, a standby was promoted, a plugin has a defect."""
+    caplog.set_level("INFO")
+    checks = []
+
+    def check() -> None:
+        checks.append(1)
+        with beside_the_stream():
+            raise error
+
+    options = StreamOptions(pipes.out_fd, pipes.command_fd, write_header=True, auto_feedback=True)
+    answer = COPY_BOTH + wal_data(8, b"one") + wal_data(16, b"bad")
+    with (
+        FakeWalsender(tmp_path, [answer, END, b""]) as server,
+        closing(Walsender(server.parameters, within_s=10)) as walsender,
+    ):
+        walsender.start_copy("START_REPLICATION SLOT s LOGICAL 0/0", may_be_direct=False)
+        progress = Progress(time.monotonic())
+        stream = Streamer(
+            walsender,
+            progress,
+            tracker_for("raw", {}, progress, None),
+            options,
+            CommandsIn(pipes.command_fd),
+            confirmed_on_server=lambda _: 0,
+            make_feeder=None if is_guard else lambda write: FailingFeeder(write, error),
+            check=check if is_guard else None,
+        )
+        with pytest.raises(type(error)) as raised:
+            stream.run()
+        assert server.received.endswith(b"dc")
+    assert raised.value is error
+    assert progress.written_lsn == progress.confirmed_lsn == 0  # the chunk that failed may end with half a transaction
+    assert not is_guard or checks
+    assert "a value" not in caplog.text
+    os.set_blocking(pipes.records_fd, False)
+    if is_guard:
+        with pytest.raises(BlockingIOError):
+            os.read(pipes.records_fd, 100)
+    else:
+        assert os.read(pipes.records_fd, 100) == b"w 0/8 3\none"
+
+
+def test_the_errors_of_the_catalog_and_of_the_guard_are_not_the_walsenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise UnreachableError("no connection")
+
+    monkeypatch.setattr(subcommand, "connect", fail)
+    catalog = subcommand._Catalog(SlotConfig("s", {}))
+    catalog._connection = cast("Connection", SimpleNamespace(execute=Mock(side_effect=ConnectionClosedError("lost")), close=Mock()))
+    with pytest.raises(CdcpipeError) as lost:
+        catalog.query("select 1")
+    monkeypatch.setattr(timeline_guard, "connect_walsender", Mock())
+    monkeypatch.setattr(timeline_guard, "identify_system", lambda _: SimpleNamespace(system_id="7", timeline=2))
+    monkeypatch.setattr(timeline_guard, "expect_system", Mock())
+    guard = timeline_guard.TimelineGuard(cast("Connection", SimpleNamespace(parameters_here={})), "7/1")
+    with pytest.raises(ConnectionClosedError) as promoted:
+        guard.check()
+    assert lost.value.is_beside_stream
+    assert promoted.value.is_beside_stream
