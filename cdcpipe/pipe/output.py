@@ -16,10 +16,23 @@ from collections import deque
 from cdcpipe.errors import OutputError
 from cdcpipe.pipe.framing import match_header
 
-__all__ = ["Output"]
+__all__ = ["EndOfRecord", "Output"]
 
 _PIPE_BYTES = 1 << 20
 """The largest pipe that an unprivileged user may have (``/proc/sys/fs/pipe-max-size``). The default is 64 KiB."""
+
+
+class EndOfRecord(int):
+    """Where a transaction ends whose last record has another position in its header."""
+
+    header_lsn: int
+
+    @classmethod
+    def of(cls, lsn: int, header_lsn: int) -> EndOfRecord:
+        """Return the end ``lsn`` of a record with this position in its header."""
+        end = cls(lsn)
+        end.header_lsn = header_lsn
+        return end
 
 
 class _Chunk:
@@ -34,7 +47,7 @@ class _Chunk:
         self._ends = ends
         self._taken = 0
         self._numbers: dict[int, int] = {}
-        """For each end, how many ends there are up to it."""
+        """For the position in the header before each end: how many ends there are up to it."""
         self._scanned_bytes = 0
         self._last_lsn = 0
 
@@ -45,12 +58,12 @@ class _Chunk:
     def take_written_ends(self) -> list[int]:
         """Return the ends of the transactions whose last record is written, if they were not taken before.
 
-        The last record of a transaction has the transaction's end as its header LSN. So may the records next to it: others of the
-        same transaction (an output plugin writes several at the commit), and those that begin the next one. So an end counts once
-        all the records in a row that have its LSN are written.
+        The last record of a transaction has the transaction's end as its header LSN, unless the end is an `EndOfRecord`. So may
+        the records next to it: others of the same transaction (an output plugin writes several at the commit), and those that begin
+        the next one. So an end counts once all the records in a row that have its LSN are written.
         """
         if not self._numbers:
-            self._numbers = {end: i + 1 for i, end in enumerate(self._ends)}
+            self._numbers = {getattr(end, "header_lsn", end): i + 1 for i, end in enumerate(self._ends)}
         begin = self._taken
         while self.is_framed and (header := match_header(self.data, self._scanned_bytes)):
             lsn, end = header

@@ -3,7 +3,7 @@
 `Progress` needs this to decide which positions may be confirmed. A tracker looks at each record as it passes, reports to
 ``Progress``, and changes nothing. The tracker for pgoutput is exact. For plugins with a known text format, a tracker recognizes a
 transaction by the beginning of its first and last record. For any other plugin every record counts as an end. Then the positions
-are as exact as the consumer's feedback.
+are as exact as the consumer's feedback. (A whole transaction of wal2json says where it ends.)
 
 Source: the manual, "Logical Replication Message Formats". The header LSN of a Commit is the end of the transaction. The header LSN
 of a logical message is the end of its WAL record.
@@ -12,6 +12,7 @@ of a logical message is the end of its WAL record.
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from collections.abc import Mapping
 
@@ -20,9 +21,19 @@ from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from cdcpipe.pgoutput.options import setting
 from cdcpipe.pgoutput.transactions import Transactions
+from cdcpipe.pipe.output import EndOfRecord
 from cdcpipe.replication.progress import Progress
 
-__all__ = ["ROW_KINDS", "BoundaryTracker", "PgoutputTracker", "RecordTracker", "TextTracker", "WholeTracker", "tracker_for"]
+__all__ = [
+    "ROW_KINDS",
+    "BoundaryTracker",
+    "NextLsnTracker",
+    "PgoutputTracker",
+    "RecordTracker",
+    "TextTracker",
+    "WholeTracker",
+    "tracker_for",
+]
 
 ROW_KINDS = frozenset(b"IUDTROY")
 """Kinds of pgoutput's messages that begin and end no transaction. The loop does not show them to the tracker."""
@@ -33,6 +44,9 @@ _PREPARED = struct.Struct(">xBQQqI")  # Prepare: Byte1('P') Int8 flags Int64 Int
 _XID = struct.Struct(">xI")  # Stream Start: Byte1('S') Int32 xid …
 _STREAM_COMMIT = struct.Struct(">xIBQ")  # Stream Commit: Byte1('c') Int32 xid Int8 flags Int64 commit_lsn …
 _XID_SUBXID = struct.Struct(">xII")  # Stream Abort: Byte1('A') Int32 xid Int32 subxid …
+
+_NEXT_LSN = re.compile(rb'\{\s*(?:"xid":\s*\d+,\s*)?"nextlsn":\s*"([0-9A-Fa-f]+)/([0-9A-Fa-f]+)"')
+_NEXT_LSN_BYTES = 100
 
 
 class BoundaryTracker:
@@ -246,13 +260,32 @@ class TextTracker(BoundaryTracker):
 class RecordTracker(BoundaryTracker):
     """The tracker for plugins that write one record per transaction, and for unknown plugins. Every record counts as an end."""
 
-    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:  # noqa: ARG002 - what is in it is not known
+    def observe(self, wal_start: int, data: bytes | memoryview) -> bool:
         """Look at a record. As in pg_recvlogical, the stream ends before the first record that begins after the end position."""
         if wal_start > self.end_position:
             self.is_finished = True
             return True
-        self._end(wal_start)
+        self._record(wal_start, data)
         return False
+
+    def _record(self, wal_start: int, data: bytes | memoryview) -> None:  # noqa: ARG002 - what is in it is not known
+        self.progress.message(wal_start, is_end=False)
+        self.transactions += 1
+        self._note_end(wal_start)
+
+
+class NextLsnTracker(RecordTracker):
+    """The tracker for wal2json's version 1 with ``include-lsn``, which writes a transaction as one record.
+
+    The record's position is that of the transaction's first change. Its member ``nextlsn`` is where the transaction ends.
+    """
+
+    def _record(self, wal_start: int, data: bytes | memoryview) -> None:
+        match = _NEXT_LSN.match(bytes(data[:_NEXT_LSN_BYTES]))
+        if match is None:  # a message that is not transactional
+            super()._record(wal_start, data)
+            return
+        self._end(EndOfRecord.of(int(match[1], 16) << 32 | int(match[2], 16), wal_start))
 
 
 def tracker_for(
@@ -272,6 +305,8 @@ def tracker_for(
     has_transactions = setting({"include-transaction": "on", **options}, "include-transaction") == "on"
     if plugin == "wal2json" and options.get("format-version") == "2" and has_transactions:
         return TextTracker(progress, end_position, b'{"action":"B"', (b'{"action":"C"',))
+    if plugin == "wal2json" and options.get("format-version") != "2" and setting(options, "write-in-chunks") == "off":
+        return NextLsnTracker(progress, end_position)
     return RecordTracker(progress, end_position)
 
 

@@ -1,7 +1,7 @@
 """Decides which position may be confirmed to the server, and when a status update is due. No I/O; time is an argument.
 
 Once the commit of a transaction lies before the confirmed position, the server never sends the transaction again. So this module
-keeps four rules:
+keeps five rules:
 
 1.  Only two kinds of positions are confirmed. One is the end of a transaction that was written to stdout and that the consumer has
     confirmed. The other is the position of a keepalive while nothing is outstanding, so that an idle slot does not retain WAL
@@ -15,6 +15,9 @@ keeps four rules:
     would send only the COMMIT PREPARED, and never the changes. Feedback in between confirms the last transaction end that is not
     between such a pair; it counts in full once the COMMIT PREPARED is confirmed, too. This also applies to a prepared transaction
     without changes, for which nothing is written.
+5.  Only the end of a transaction may be compared with the position of a keepalive. Of some plugins' records only the beginning is
+    known, which may lie before positions that are confirmed already. Such a record is outstanding until feedback for it comes after
+    it was written (records_behind.py).
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -25,6 +28,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from cdcpipe.replication.records_behind import RecordsBehind
 
 __all__ = ["Progress", "Status"]
 
@@ -80,6 +85,10 @@ class Progress:
         self._end_before = 0
         """The value of ``_last_end`` before the last end."""
         self._unconfirmed: deque[int] = deque()
+        self.behind = RecordsBehind(MAX_UNCONFIRMED)
+        self._received_count = 0
+        """How many ends were received. Their records are written in this order."""
+        self._written_count = 0
         self._prepared: dict[int, tuple[int, float]] = {}
         """For each prepared transaction: the LSN of its PREPARE and the end of its COMMIT PREPARED, until this end is confirmed."""
         self._asked_lsn = 0
@@ -141,8 +150,15 @@ class Progress:
         if self.confirmed_lsn > before:
             self._feedback_due_at = 0.0
 
-    def message(self, lsn: int) -> None:
-        """Note that a record outside of transactions was received. It ends at ``lsn``."""
+    def message(self, lsn: int, *, is_end: bool = True) -> None:
+        """Note that a record outside of transactions was received. It ends at ``lsn``.
+
+        With ``is_end`` False, this is where the record begins, and its transaction ends anywhere after that.
+        """
+        before = max(self._last_end, self._asked_lsn, self.confirmed_lsn)
+        self._received_count += 1
+        if not is_end and lsn <= before:
+            self.behind.add(self._received_count, lsn, before)
         self._end_before = self._last_end
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
@@ -165,7 +181,8 @@ class Progress:
 
     def written(self, ends: Iterable[int]) -> None:
         """Note that the transactions that end at ``ends`` were written completely, in this order."""
-        for end in ends:
+        for end in map(int, ends):
+            self._written_count += 1
             if end > self.written_lsn:
                 self.written_lsn = end
                 self._unconfirmed.append(end)
@@ -178,6 +195,8 @@ class Progress:
     def feedback(self, lsn: int, now: float) -> None:
         """Note that the consumer has everything up to ``lsn``; 0 means nothing."""
         before = self.confirmed_lsn
+        if lsn and self.behind:
+            self.behind.confirm(lsn, self._written_count)
         self._confirm(lsn)
         self._settle()
         if self.confirmed_lsn > before:
@@ -206,14 +225,17 @@ class Progress:
 
     def confirm_written(self, now: float) -> None:
         """Count all written transactions as confirmed (``--auto-feedback``)."""
-        if self._unconfirmed:
+        has_behind = bool(self.behind)
+        self.behind.confirm_all(self._written_count)
+        if self._unconfirmed or has_behind:
             self.feedback(self.written_lsn, now)
 
     @property
     def is_outstanding(self) -> bool:
         """Whether the consumer has not confirmed a transaction yet, or will still receive one."""
         held_back = any(end == NEVER for _, end in self._prepared.values())
-        return bool(self._open) or held_back or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
+        is_begun = bool(self._open) or bool(self.behind) or held_back
+        return is_begun or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
 
     @property
     def in_transaction(self) -> bool:

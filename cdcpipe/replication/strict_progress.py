@@ -58,6 +58,7 @@ class StrictProgress(Progress):
         if not lsn or not (at_end or self._idle_due_at() <= now):
             return 0
         self._told_at = now
+        self._received_count += 1
         self._last_end = lsn
         return lsn
 

@@ -83,7 +83,7 @@ class RecordsOut:
 
     def confirm(self, lsn: int) -> None:
         """Pass the consumer's feedback on to ``progress``. It may be for a transaction in a chunk that is only partly written."""
-        if lsn > self._progress.written_lsn:
+        if lsn > self._progress.written_lsn or self._progress.behind:
             self._note_written(self._output.take_written_ends())
         self._progress.feedback(lsn, time.monotonic())
 
@@ -137,18 +137,20 @@ class CommandsIn:
         return self._input.fd
 
     def read(self, confirm: Callable[[int], None] | None) -> None:
-        """Read once, so that a flood of commands holds up nothing else. Pass the highest feedback on to ``confirm``.
+        """Read once, so that a flood of commands holds up nothing else. Pass the highest feedback on to ``confirm``, and the last.
 
+        The last may be for a record whose position is lower than those of earlier records.
         Before a stream it is None. Feedback is dropped then, because nothing was written that it could confirm.
         """
-        feedback = 0
+        feedback = last = 0
         try:
             data = self._input.read()
             if data == b"":
                 self.is_closed = True
             for command in self._reader.feed(data or b""):
                 if isinstance(command, Feedback):
-                    feedback = max(feedback, command.lsn)
+                    last = command.lsn
+                    feedback = max(feedback, last)
                 else:
                     self.is_quit = True
                     return
@@ -158,6 +160,8 @@ class CommandsIn:
         finally:
             if feedback and confirm is not None:
                 confirm(feedback)
+                if last < feedback:
+                    confirm(last)
 
     def close(self) -> None:
         """Close the descriptors that this object opened."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import OutputError
 from cdcpipe.pipe.framing import encode_header
-from cdcpipe.pipe.output import Output, _Chunk
+from cdcpipe.pipe.output import EndOfRecord, Output, _Chunk
 
 
 @pytest.fixture
@@ -70,6 +70,16 @@ def test_ends_in_a_chunk_that_is_out_in_part(pipe: tuple[int, int]) -> None:
         os.read(read_fd, 1 << 20)
         ends += output.write()
     assert ends == [999]
+    output.close()
+
+
+def test_an_end_that_is_not_in_the_header_of_its_record(pipe: tuple[int, int]) -> None:
+    output = Output(pipe[1])
+    _put_beyond_the_pipe(
+        output, _framed((65, 3), (64, 3)), [EndOfRecord.of(80, 65), EndOfRecord.of(90, 64), EndOfRecord.of(1200, 999)]
+    )
+    assert output.write() == []
+    assert output.take_written_ends() == [80, 90]
     output.close()
 
 

@@ -1,5 +1,6 @@
 """The replication layer's codecs and trackers, without a server."""
 
+import os
 import struct
 from typing import Any
 
@@ -8,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdcpipe.errors import InvalidArgumentsError, ProtocolError
-from cdcpipe.replication.boundaries import BoundaryTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
+from cdcpipe.replication.boundaries import BoundaryTracker, NextLsnTracker, PgoutputTracker, RecordTracker, TextTracker, tracker_for
 from cdcpipe.replication.commands import parse_publication_names, publication_names, start_replication
 from cdcpipe.replication.copydata import WAL_DATA_HEADER_BYTES, PrimaryKeepalive, build_status_update, parse_keepalive
 from cdcpipe.replication.progress import Progress
 from cdcpipe.sql import quote_identifier, quote_literal
+from cdcpipe.streaming.consumer import CommandsIn
 
 # CopyData
 
@@ -204,8 +206,9 @@ def test_a_keepalive_reaches_the_end_but_not_inside_a_transaction() -> None:
     [
         ("pgoutput", {}, PgoutputTracker),
         ("test_decoding", {}, TextTracker),
-        ("wal2json", {}, RecordTracker),
-        ("wal2json", {"format-version": "1"}, RecordTracker),
+        ("wal2json", {}, NextLsnTracker),
+        ("wal2json", {"format-version": "1"}, NextLsnTracker),
+        ("wal2json", {"format-version": "1", "write-in-chunks": "1"}, RecordTracker),
         ("wal2json", {"format-version": "2"}, TextTracker),
         ("wal2json", {"format-version": "2", "include-transaction": None}, TextTracker),
         ("wal2json", {"format-version": "2", "include-transaction": "tru"}, TextTracker),
@@ -241,3 +244,96 @@ def test_unknown_plugins_end_with_each_record() -> None:
     tracker = RecordTracker(Progress(0), 5)
     assert feed(tracker, (3, b"x"), (5, b"y"), (6, b"z")) == [3, 5]
     assert tracker.take() == [3, 5]
+
+
+def test_a_record_behind_a_confirmed_position_is_outstanding_until_feedback_for_it() -> None:
+    """The transaction began at 0x650, was idle while 0x700 was confirmed, and committed at 0x800."""
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    progress.keepalive(0x700, reply_requested=False)
+    assert progress.confirmed_lsn == 0x700
+    feed(tracker, (0x650, b"x"))
+    progress.keepalive(0x900, reply_requested=False)
+    progress.feedback(0x650, 0)  # it is not written yet
+    progress.confirm_written(0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x700, True)
+    progress.written(tracker.take())
+    assert progress.is_outstanding
+    progress.feedback(0x650, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x900, False)
+
+
+@pytest.mark.parametrize(
+    ("feedback", "is_outstanding"), [(0x640, True), (0x650, False), (0x910, True), (0x911, False), (0xA00, False)]
+)
+def test_feedback_for_an_earlier_record_is_not_for_a_later_one_behind_it(feedback: int, is_outstanding: bool) -> None:
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    feed(tracker, (0x910, b"x"), (0x650, b"y"))
+    progress.written(tracker.take())
+    progress.keepalive(0xB00, reply_requested=False)
+    progress.feedback(0x910, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x910, True)
+    progress.feedback(feedback, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x910 if is_outstanding else 0xB00, is_outstanding)
+
+
+def test_feedback_for_a_later_record_confirms_those_behind_before_it() -> None:
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    feed(tracker, (0x910, b"x"), (0x650, b"y"), (0x650, b"y"), (0x640, b"z"), (0x920, b"later"))
+    progress.written(tracker.take())
+    progress.keepalive(0xB00, reply_requested=False)
+    progress.feedback(0x650, 0)
+    assert progress.is_outstanding
+    progress.feedback(0x920, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0xB00, False)
+
+
+def test_feedback_for_records_behind_that_comes_together() -> None:
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    feed(tracker, (0x910, b"x"), (0x650, b"y"))
+    progress.written(tracker.take())
+    read_fd, write_fd = os.pipe()
+    os.write(write_fd, b"F 0/910\nF 0/650\n")
+    commands = CommandsIn(read_fd)
+    try:
+        commands.read(lambda lsn: progress.feedback(lsn, 0))
+    finally:
+        commands.close()
+        os.close(read_fd)
+        os.close(write_fd)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x910, False)
+
+
+def test_auto_feedback_confirms_a_record_behind_once_it_is_written() -> None:
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    progress.keepalive(0x700, reply_requested=False)
+    feed(tracker, (0x650, b"x"))
+    progress.keepalive(0x900, reply_requested=False)
+    progress.confirm_written(0)
+    assert progress.confirmed_lsn == 0x700
+    progress.written(tracker.take())
+    progress.confirm_written(0)
+    assert progress.confirmed_lsn == 0x900
+
+
+@pytest.mark.parametrize("head", [b'{"xid":7,"nextlsn":"0/%X","change":[', b'{\n\t"nextlsn": "0/%X",\n\t"change": ['])
+def test_a_whole_transaction_of_wal2json_ends_where_it_says(head: bytes) -> None:
+    """The second one began before the first one's commit. Feedback for the first is beyond the second's beginning."""
+    progress = Progress(0)
+    tracker = tracker_for("wal2json", {"format-version": "1", "include-lsn": "true"}, progress, 0x2000)
+    assert feed(tracker, (0x900, head % 0x955 + b"1]}"), (0x920, head % 0x1005 + b"2]}")) == [0x900, 0x920]
+    ends = tracker.take()
+    assert ends == [0x955, 0x1005]
+    progress.written(ends)
+    progress.keepalive(0x1100, reply_requested=False)
+    progress.feedback(0x955, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x955, True)
+    progress.feedback(0x1005, 0)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x1100, False)
+    feed(tracker, (0x1100, b'{"change":[{"kind":"message"'))
+    assert progress.is_outstanding
+    assert tracker.take() == [0x1100]
