@@ -11,6 +11,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from support.cli_process import CLI, run_cli
 from support.published_database import PublishedDatabase, insert
+from support.waiting import until
 
 
 @pytest.fixture
@@ -64,6 +65,39 @@ def test_feedback_on_a_transactions_record_is_exact(on15: PublishedDatabase) -> 
         cli.say(f"F {lsn}\n")
         assert cli.quit() == 0
     assert on15.confirmed() == lsn
+
+
+def test_a_transaction_that_began_before_an_idle_position_is_not_confirmed_without_feedback(on15: PublishedDatabase) -> None:
+    """The header of its record is before that position. After a crash of the consumer it comes again."""
+    on15.slot = on15.make_slot("wal2json", "_w")
+
+    def here() -> LSN:
+        return LSN.parse(str(on15.value("select pg_current_wal_lsn()")))
+
+    def written() -> LSN:
+        found = "select coalesce(max(write_lsn), '0/0') from pg_stat_replication join pg_replication_slots on pid = active_pid"
+        return LSN.parse(str(on15.value(f"{found} where slot_name = %s", on15.slot)))
+
+    with on15.cli("-j", publication="") as cli, contextlib.closing(on15.database.connect()) as early:
+        early.execute("begin")
+        early.execute("insert into t values (1, 'early')")
+        on15.sql("select pg_switch_wal()")
+        idle = here()
+        until(lambda: on15.confirmed() >= idle, "the idle position to be confirmed")
+        early.execute("commit")
+        [(lsn, record)] = cli.take(1)
+        end = LSN.parse(json.loads(record)["nextlsn"])
+        assert lsn < idle < end
+        on15.sql("select pg_switch_wal()")
+        later = here()
+        until(lambda: written() >= later, "a keepalive after the transaction")
+        assert idle <= on15.confirmed() < end
+    on15.released()
+    with on15.cli("-j", publication="") as cli:
+        assert cli.take(1) == [(lsn, record)]
+        cli.say(f"F {end}\n")
+        until(lambda: on15.confirmed() >= later, "the idle position to be confirmed")
+        assert cli.quit() == 0
 
 
 def test_feedback_on_rendered_records(on15: PublishedDatabase) -> None:
