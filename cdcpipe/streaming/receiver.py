@@ -466,7 +466,8 @@ class Receiver:
         """
         self._tracker.take()
         self._withheld_ends.clear()
-        self._put_pieces([])
+        if self._pieces:
+            self._put_pieces([])
 
     def close(self) -> None:
         """Close the output plugin, and drop the transactions that are held.
