@@ -48,7 +48,7 @@ from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -158,19 +158,17 @@ def _last_lsn(
     is_snapshot = F.col("_cdc_op") == "snapshot"
     found = changes.agg(
         F.min(F.when(too_late & ~is_snapshot, end_lsn)).alias("first_late"),
-        F.min(F.when(too_late & is_snapshot, end_lsn)).alias("late_snapshot"),
+        F.collect_set(F.when(too_late & is_snapshot, end_lsn)).alias("late_copies"),
         F.min(end_lsn).alias("first"),
         F.min(F.when(is_snapshot, end_lsn)).alias("snapshot"),
         F.min(F.when(is_snapshot, F.unix_micros("_cdc_commit_time"))).alias("snapshot_us"),
     ).collect()[0]
-    if found["first_late"] is not None:
-        last_lsn = min(last_lsn, found["first_late"] - 1)
-    late_snapshot = found["late_snapshot"]
-    if late_snapshot is not None and not (isinstance(at, datetime) and _shows_earlier_rows(house, table, late_snapshot)):
-        last_lsn = min(last_lsn, late_snapshot - 1)
+    late_copies = sorted(found["late_copies"])
+    late = [*_limiting(house, table, at, late_copies), *([] if found["first_late"] is None else [found["first_late"]])]
+    last_lsn = min([last_lsn, *(lsn - 1 for lsn in late)])
     # Is the first change of the table a snapshot? Then earlier rows are not known.
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
-    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] == late_snapshot):
+    if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] in late_copies):
         snapshot = format_lsn(found["snapshot"])
         since = _time(found["snapshot_us"]) if isinstance(at, datetime) else snapshot
         raise InvalidArgumentsError(
@@ -179,6 +177,13 @@ def _last_lsn(
     if isinstance(at, datetime) and (found["first"] is None or found["first"] > last_lsn):
         _check_begun(spark, house, at)
     return last_lsn
+
+
+def _limiting(house: Warehouse, table: Table, at: At, late_copies: Sequence[int]) -> Sequence[int]:
+    """Return those of the copies after the place ``at``, in order, before which it is: all but one that shows the earlier rows."""
+    if late_copies and isinstance(at, datetime) and _shows_earlier_rows(house, table, late_copies[0]):
+        return late_copies[1:]
+    return late_copies
 
 
 def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:

@@ -69,6 +69,24 @@ def test_a_copy_that_comes_after_the_changes_were_read_does_not_count(
         read_as_of(spark, tmp_path, "public.fruit", at)
 
 
+@pytest.mark.parametrize(
+    ("at", "copies", "limiting"),
+    [
+        (datetime(2026, 3, 1, tzinfo=UTC), [50, 90], [90]),
+        (datetime(2026, 3, 1, tzinfo=UTC), [50], []),
+        (datetime(2026, 3, 1, tzinfo=UTC), [90], [90]),
+        (datetime(2026, 3, 1, tzinfo=UTC), [], []),
+        (LSN(40), [50, 90], [50, 90]),
+    ],
+)
+def test_only_the_first_copy_shows_the_rows_from_before_it(tmp_path: Path, at: Any, copies: list[int], limiting: list[int]) -> None:
+    """Each later copy was made because the stream did not tell all rows."""
+    table, house = Table("public", "fruit"), Warehouse(tmp_path, "delta")
+    house.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    house.write_versions(table, [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in (50, 90)])
+    assert as_of._limiting(house, table, at, copies) == limiting
+
+
 @pytest.mark.parametrize("lsn", [150, 200, 201])
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_rows_from_before_a_changelog_that_began_anew_are_not_known(
