@@ -130,8 +130,9 @@ def _parquet_actions(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _said(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return an action of a checkpoint in the form of a commit: without nulls, and without parsed copies of other fields."""
-    return {
-        key: _said(value) if isinstance(value, dict) else value
-        for key, value in body.items()
-        if value is not None and not key.endswith("_parsed")
-    }
+    return {key: value for key, value in _without_nulls(body).items() if not key.endswith("_parsed")}
+
+
+def _without_nulls(value: Mapping[str, Any]) -> dict[str, Any]:
+    # The keys of a map, such as a table's properties, are the user's: their names say nothing.
+    return {key: _without_nulls(each) if isinstance(each, dict) else each for key, each in value.items() if each is not None}

@@ -182,6 +182,18 @@ def test_what_a_checkpoint_tells_of_removed_files_is_not_read(tmp_path: Path, mo
     assert not delta_log.is_small(tmp_path)  # an older checkpoint does not tell how many of the actions are files
 
 
+def test_a_checkpoint_has_all_properties_of_a_table(tmp_path: Path) -> None:
+    """Only copies of other fields are left out: fields of a file whose names end in _parsed. A property may end so, too."""
+    log, properties = tmp_path / "_delta_log", {"team.is_parsed": "true", "a": "b"}
+    file = added("file", 7)
+    commit(log, 0, file)
+    parsed = {"add": {**file["add"], "stats_parsed": {"numRecords": 7}, "partitionValues_parsed": {"a": 1}}}
+    write_parquet_checkpoint(log, [parsed, {"metaData": {"id": "x", "name": None, "configuration": properties}}], {})
+    known = TableLog(tmp_path).refresh()
+    assert known.metadata == {"id": "x", "configuration": properties}
+    assert [{name for name in each if name.endswith("_parsed")} for each in known.files] == [set()]
+
+
 @pytest.mark.parametrize(("actions", "enough"), [(2, 200), (40_000, 200), (60_000, 300), (1_000_000, 1000)])
 def test_a_large_checkpoint_is_written_after_more_commits(tmp_path: Path, actions: int, enough: int) -> None:
     log = tmp_path / "_delta_log"
