@@ -5,7 +5,8 @@ Transactions apply in the order of their commits in the WAL, each completely or 
 - an LSN: after the transactions that end at or before it (``pg_current_wal_lsn()`` after a commit is such an LSN);
 - a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
 - a time: before the first of the table's transactions that committed later, like PostgreSQL's ``recovery_target_time``. So the
-  result is always a state that existed, even if commit times are not in the order of the commits. If a table was copied for the
+  result is always a state that existed, even if commit times are not in the order of the commits. Captured DDL of the table is such
+  a transaction, too. If a table was copied for the
   first time later, its first snapshot counts if there is no transaction in between: it shows the same rows. A later copy never
   counts for a time before it: it was made because the stream did not tell all rows, in a gap or after some ALTER TABLE.
 
@@ -40,7 +41,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.checks import check_key_kept, keyed_versions
 from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
-from spark_sink.schema.table import copies_until, gone_columns
+from spark_sink.schema.table import DDL, copies_until, gone_columns
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, new_changelogs, purged_changes
 from spark_sink.warehouse.purged_changes import PurgedError
@@ -164,8 +165,8 @@ def _last_lsn(
         F.min(F.when(is_snapshot, F.unix_micros("_cdc_commit_time"))).alias("snapshot_us"),
     ).collect()[0]
     late_copies = sorted(found["late_copies"])
-    late = [*_limiting(house, table, at, late_copies), *([] if found["first_late"] is None else [found["first_late"]])]
-    last_lsn = min([last_lsn, *(lsn - 1 for lsn in late)])
+    late = [found["first_late"], *_limiting(house, table, at, late_copies), _late_command(spark, house, table, at)]
+    last_lsn = min([last_lsn, *(lsn - 1 for lsn in late if lsn is not None)])
     # Is the first change of the table a snapshot? Then earlier rows are not known.
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
     if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] in late_copies):
@@ -184,6 +185,16 @@ def _limiting(house: Warehouse, table: Table, at: At, late_copies: Sequence[int]
     if late_copies and isinstance(at, datetime) and _shows_earlier_rows(house, table, late_copies[0]):
         return late_copies[1:]
     return late_copies
+
+
+def _late_command(spark: SparkSession, house: Warehouse, table: Table, at: At) -> int | None:
+    """Return the LSN of the table's first version after the time ``at`` that captured DDL tells. It may come without any change."""
+    logs, lsns = changelogs_of(spark, house), sorted({version.end_lsn for version in house.versions(table)})
+    if not isinstance(at, datetime) or logs.state(DDL) is None:
+        return None
+    late = logs.read(DDL).where(_is_after(at) & F.col("_cdc_end_lsn").isin(lsns))
+    lsn: int | None = late.agg(F.min("_cdc_end_lsn")).collect()[0][0]
+    return lsn
 
 
 def _shows_earlier_rows(house: Warehouse, table: Table, lsn: int) -> bool:

@@ -14,10 +14,11 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
+from spark_sink.changelog.ddl_log import DDL_SCHEMA
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands.as_of import print_rows
 from spark_sink.replica import as_of
-from spark_sink.schema.table import Table, Version
+from spark_sink.schema.table import DDL, Fill, Table, Version
 from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
@@ -300,3 +301,46 @@ def test_a_later_copy_does_not_tell_the_rows_from_before_it(spark: Any, tmp_path
     assert [at(seconds) for seconds in (60, 90)] == [[(1, 12)]] * 2
     before = as_of.read_as_of(spark, tmp_path, "public.t", Position(1, 45))
     assert sorted((row["id"], row["a"]) for row in before.collect()) == [(1, 11), (2, 10)]
+
+
+def test_only_the_first_copy_tells_the_rows_from_before_it(spark: Any, tmp_path: Path) -> None:
+    """A second one, for a reason that the stream did not tell, does not: also if nothing has changed in between."""
+    house = Warehouse(tmp_path, "parquet")
+    house.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    house.record(Position(1, 0))
+    copy = {"snapshot": ((1, "case"), (2, "id"), (3, "a"))}
+    house.write_versions(TABLE, [Version(10, 0, 7, KEY, KEY), *(Version(lsn, 0, 7, KEY, KEY, **copy) for lsn in (20, 60))])
+    rows = [
+        (1, 1, value, None, None, op, 1, lsn, 0, 1, SECOND + timedelta(seconds=lsn), None, None, None)
+        for value, op, lsn in ((1, "insert", 10), (2, "snapshot", 20), (3, "snapshot", 60))
+    ]
+    append(spark, house, rows, SCHEMA, Position(1, 0), Position(1, 70))
+    house.record(Position(1, 70))
+    values = [
+        [row["a"] for row in as_of.read_as_of(spark, tmp_path, "public.t", SECOND + timedelta(seconds=seconds)).collect()]
+        for seconds in (15, 20, 59, 60)
+    ]
+    assert values == [[2], [2], [2], [3]]
+
+
+def test_captured_ddl_after_a_time_does_not_count(spark: Any, tmp_path: Path) -> None:
+    """The table has had no change since: only the log of the captured DDL tells when its new version began."""
+    house = Warehouse(tmp_path, "parquet")
+    house.open(Epoch(1, "7", 1, "db", "slot", ("p",), {}, 0))
+    house.record(Position(1, 0))
+    fill = Fill("blob", value="5")
+    house.write_versions(TABLE, [Version(10, 0, 7, KEY, KEY), Version(40, 0, 7, KEY, KEY, (fill,), gone=("a",))])
+    row = (1, 1, 1, None, None, "insert", 1, 10, 0, 1, SECOND + timedelta(seconds=10), None, None, None)
+    append(spark, house, [row], SCHEMA, Position(1, 0), Position(1, 70))
+    ddl = [
+        ("command", "ALTER TABLE", "alter", [str(TABLE)], "{}", 1, lsn, 0, 1, 1, SECOND + timedelta(seconds=lsn))
+        for lsn in (30, 40)
+    ]
+    append(spark, house, ddl, DDL_SCHEMA, Position(1, 0), Position(1, 70), DDL)
+    house.record(Position(1, 70))
+    found = {s: as_of.read_as_of(spark, tmp_path, "public.t", SECOND + timedelta(seconds=s)) for s in (20, 39, 40)}
+    assert {s: ("a" in frame.columns, [row["blob"] for row in frame.collect()]) for s, frame in found.items()} == {
+        20: (True, [None]),
+        39: (True, [None]),
+        40: (False, ["5"]),
+    }
