@@ -42,6 +42,7 @@ __all__ = [
     "commit_path",
     "commits",
     "exists",
+    "file_range",
     "is_long",
     "is_small",
     "newest_lsn",
@@ -445,3 +446,10 @@ def _row_count(file: Mapping[str, Any]) -> int | None:
     if count is None:
         return None
     return int(count) - int((file.get("deletionVector") or {}).get("cardinality", 0))
+
+
+def file_range(file: Mapping[str, Any], column: str) -> tuple[int, int] | None:
+    """Return the least and the greatest number that a file has in a column; None if its statistics do not tell."""
+    stats = json.loads(file.get("stats") or "{}")
+    least, greatest = (stats.get(kind, {}).get(column) for kind in ("minValues", "maxValues"))
+    return None if least is None or greatest is None else (int(least), int(greatest))

@@ -125,18 +125,23 @@ class Follower:
                 if lsn > reached:
                     self.record(table, Position(epoch, lsn))
 
-    def record(self, table: Table, position: Position) -> None:
-        """Record that a changelog has reached a position."""
+    def record(self, table: Table, position: Position, after_lsn: int = 0) -> None:
+        """Record that a changelog has reached a position, with changes after ``after_lsn``.
+
+        A replica that had everything before has all up to there: other tables have had the changes since its last one.
+        """
         is_new = table not in self._reached and table not in self._begins
         begin = replica_begin(self._warehouse.versions(table)) if is_new else None
         with self._lock:
             if is_new:
                 self._begins[table] = begin
+            elif (reached := self._reached.get(table, 0)) >= self._wanted.get(table, 0) and table in self._reached:
+                self._reached[table] = max(reached, after_lsn)
             self._behind[table] = position
             self._wanted[table] = position.lsn
 
     def replicas(self) -> dict[Table, int | None]:
-        """Return the LSN that each replica has; None for one that has all changes of its changelog. Any thread may ask."""
+        """Return up to which LSN each replica has all changes; None for one that has all of its changelog. Any thread may ask."""
         with self._lock:
             reached = {**self._begins, **self._reached}.items()
             return {table: lsn if lsn < self._wanted.get(table, 0) else None for table, lsn in reached if lsn is not None}

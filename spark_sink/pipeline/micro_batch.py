@@ -469,13 +469,13 @@ class MicroBatch:
             last = append.drops[-1]  # recorded before the commit, too
             dropped_tables.record(self._tables.warehouse, table, self._dropped(last)[table], Position(last.epoch, last.end_lsn))
         count = append.count + len(append.drops)
-        self._tables.changelogs.commit_files(table, state.files, files, self._start(state), end, count)
+        self._tables.changelogs.commit_files(table, state.files, files, start := self._start(state), end, count)
         state.changelog = ChangelogState(state.files.schema, end.lsn)
         self._tables.note_changelogs([table])
         self._tables.tell_exact(table, sum((each.exact for each in written), Counter()))
         if self._follower is not None:
             if state.has_key:
-                self._follower.record(table, end)
+                self._follower.record(table, end, start.lsn)
             self._follower.record_commit(state.files.directory)
 
     def _start(self, state: KnownTable) -> Position:

@@ -205,7 +205,9 @@ class Tables:
             versions = self._versions.get(row["table"], [])
             wanted_lsn = 0 if changelog is None else mergeable_lsn(versions, changelog.lsn)
             if lowest is not None and own is not None and own.lsn < min(wanted_lsn, lowest.lsn):
-                lowest = Position(lowest.epoch, own.lsn)
+                # A table may have had no change for days. Then its replica lacks only what has come since.
+                has_lsn = self.house.format.quiet_until(self.house.root / "changelog" / row["directory"], own.lsn)
+                lowest = min(lowest, Position(lowest.epoch, has_lsn), key=lambda each: each.lsn)
         return lowest
 
     def _beginning(self, name: str) -> Position | None:

@@ -102,6 +102,10 @@ class Format(ABC):
     def facts(self, path: Path) -> TableFacts | None:
         """Return facts about a table; None if there is no table. Raises OSError or ValueError if it is damaged."""
 
+    def quiet_until(self, path: Path, lsn: int) -> int:  # noqa: ARG002 - only one of several formats looks
+        """Return up to where a changelog has no change after ``lsn``, as far as facts about its files tell; otherwise ``lsn``."""
+        return lsn
+
 
 class DeltaFormat(Format):
     """Delta Lake: facts about a table come from its log."""
@@ -127,6 +131,13 @@ class DeltaFormat(Format):
         if state is None:
             return None
         return TableFacts(state.lsn or 0, state.rows, state.files, state.size, state.version, state.written_ms)
+
+    def quiet_until(self, path: Path, lsn: int) -> int:
+        found = [delta_log.file_range(file, "_cdc_end_lsn") for file in delta_log.TableLog(path).refresh().files]
+        if None in found:
+            return lsn
+        later = [each[0] - 1 for each in found if each is not None and each[1] > lsn]
+        return max(lsn, min(later, default=lsn))
 
 
 class ParquetFormat(Format):

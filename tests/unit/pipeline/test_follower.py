@@ -238,6 +238,32 @@ def test_a_replica_that_does_not_exist_yet_lacks_what_came_since_its_table_began
     assert {table: made.replicas()[table] for table in (A, B)} == {A: None, B: None}
 
 
+def test_a_replica_of_a_quiet_table_lacks_only_what_has_come_since(
+    merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tables have had all the changes since its last one. It used to look as old as its last merge."""
+    house = Warehouse(tmp_path, "delta")
+    for table in (A, B):
+        house.write_versions(table, [version(1, 0, ID)])
+    made = make(merges, tmp_path, 0)
+    monkeypatch.setattr(Warehouse, "tables", lambda _self: [A, B])
+    lsns = {A: (20, 20), B: (20, 10)}  # B is behind since the last run
+    ends = {
+        path(table): TableEnd(lsn, is_restored=False)
+        for table in (A, B)
+        for path, lsn in zip((house.changelog, house.replica), lsns[table], strict=True)
+    }
+    made.look(1, ends)
+    for begin, end in ((5000, 5010), (6000, 6010)):
+        for table in (A, B):
+            made.record(table, Position(1, end), begin)
+        assert made.replicas() == {A: 5000, B: 10}  # until a merge
+    made.catch_up()
+    assert made.replicas() == {A: None, B: None}
+    made.record(B, Position(1, 9010), 9000)
+    assert made.replicas() == {A: None, B: 9000}
+
+
 def test_merges_are_made_side_by_side(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2, timeout=60)
 

@@ -16,6 +16,7 @@ from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.status.text import render_text
 from spark_sink.warehouse.warehouse import Warehouse
+from support.delta_log import commit
 from support.segments import START_LSN
 from support.small_pipeline import make_pipeline
 
@@ -132,3 +133,23 @@ def test_a_warehouse_from_before_pg_upgrade_is_that_of_the_log(pipeline: Path) -
     epoch |= {"system_id": "8", "former_system_id": epoch["system_id"], "start_lsn": format_lsn(END)}
     (pipeline / "staging/000002/epoch.json").write_text(json.dumps(epoch))
     assert status(pipeline, report(END, END, system_id="8"))["server_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("new", "lsn"),
+    [
+        ({"minValues": {"_cdc_end_lsn": END - 100}, "maxValues": {"_cdc_end_lsn": END}}, END - 101),
+        ({"minValues": {"_cdc_end_lsn": START_LSN}, "maxValues": {"_cdc_end_lsn": END}}, START_LSN),  # after a compaction
+        ({}, START_LSN),
+    ],
+)
+def test_a_replica_of_a_quiet_table_lacks_only_what_has_come_since(pipeline: Path, new: dict[str, Any], lsn: int) -> None:
+    """Other tables have had the changes since its last one. The files of its changelog may tell where the new ones begin."""
+    house = Warehouse.existing(pipeline / "warehouse")
+    (table,) = house.tables()
+    old = {"minValues": {"_cdc_end_lsn": 1}, "maxValues": {"_cdc_end_lsn": START_LSN}}
+    commit(house.replica(table) / "_delta_log", 1, {"txn": {"appId": "cdcpipe", "version": int(START_LSN)}})
+    files = [{"add": {"path": name, "size": 1, "stats": json.dumps(found)}} for name, found in (("a", old), ("b", new))]
+    commit(house.changelog(table) / "_delta_log", 1, *files)
+    rungs = {rung["rung"]: rung["position"] for rung in status(pipeline)["ladder"]}
+    assert rungs["replica"] == f"1:{format_lsn(lsn)}"
