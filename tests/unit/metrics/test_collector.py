@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,11 +10,13 @@ from cdcpipe.measures import Metric
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
-from spark_sink.metrics import table
+from spark_sink.metrics import collector, table
 from spark_sink.metrics.collector import LandMetrics, RunMetrics
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.spark import session
+from spark_sink.staging.log import Segment, list_segments
+from support.small_pipeline import make_pipeline
 from support.waiting import until
 
 REPORT = {
@@ -57,3 +60,27 @@ def test_what_was_not_asked_yet_is_not_told(tmp_path: Path) -> None:
     config = LauncherConfig("s", tmp_path, ("p",))
     found = read(LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot)))
     assert table.SERVER_UP not in {metric for metric, _ in found}
+
+
+def test_segments_are_not_counted_at_each_scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With --keep-segments, a log may have hundreds of thousands of them, and a scrape may come every few seconds."""
+    staging, now, counts = tmp_path / "staging", [0.0], []
+
+    def count(root: Path) -> list[Segment]:
+        counts.append(now[0])
+        now[0] += 2.0
+        return list_segments(root)
+
+    make_pipeline(tmp_path)
+    monkeypatch.setattr(collector, "list_segments", count)
+    monkeypatch.setattr(collector, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    known = collector._Staging(staging)
+    found = []
+    for at in (10.0, 20.0, 111.0, 112.0):
+        now[0] = at
+        found.append([value for _, _, value in known.collect()])
+        if at == 10.0:
+            list_segments(staging)[-1].path.unlink()
+    assert counts == [10.0, 112.0]
+    assert [segments for _, segments in found] == [3, 3, 3, 2]
+    assert found[0][0] == found[2][0] > found[3][0] > 0
