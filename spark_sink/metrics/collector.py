@@ -134,11 +134,13 @@ class RunMetrics(LandMetrics):
 
 
 def _tables(running: Pipeline, position: Position, replicas: dict[Table, int | None]) -> list[tuple[str, Position | None]]:
-    """Return the rungs of the tables: the position of all changelogs, and that of the replica that lacks most."""
+    """Return the rungs of the tables: the position of all changelogs, and that of the replica and history that lack most."""
     rungs: list[tuple[str, Position | None]] = [("changelog", position)]
     if running.warehouse.format.keeps_replicas:
         lowest = min([position.lsn, *(lsn for lsn in replicas.values() if lsn is not None)])
         rungs.append(("replica", Position(position.epoch, lowest)))
+    if (history_lsn := running.history_lsn) is not None:
+        rungs.append(("history", Position(position.epoch, min(position.lsn, history_lsn))))
     return rungs
 
 

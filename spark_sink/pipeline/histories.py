@@ -53,6 +53,8 @@ class Histories:
         self._lock = lock
         self._names = names
         self._warned: set[Table] = set()
+        self.lsn: int | None = None
+        """Up to which LSN the histories have all changes, as the last round found or left them. None before the first one."""
         self.rounds = Rounds("histories", self.catch_up, interval_s, on_error)
 
     def catch_up(self) -> None:
@@ -61,24 +63,35 @@ class Histories:
         if source.position is None:
             return
         reached = Position(source.position.epoch, reached_lsn(self._warehouse, source))
+        behind: dict[Table, int] = {}
+        has: dict[Table, int] = {}
         for table in self._warehouse.tables():
             if self.rounds.is_hurried:
                 return
             changelog_lsn = self._warehouse.format.lsn(self._warehouse.changelog(table))
             lsn = stored_histories.missing_until(self._warehouse, table, changelog_lsn, reached.lsn) if changelog_lsn else None
             if lsn is not None:
-                with self._lock.history():
-                    self._bring(table, Position(reached.epoch, lsn))
-                if self._names is not None:
-                    self._names.register([table])
+                behind[table], has[table] = lsn, stored_histories.complete_until(self._warehouse, table)
+        self.lsn = min([reached.lsn, *has.values()])
+        for table, lsn in behind.items():
+            if self.rounds.is_hurried:
+                return
+            with self._lock.history():
+                if self._bring(table, Position(reached.epoch, lsn)):
+                    del has[table]
+            self.lsn = min([reached.lsn, *has.values()])
+            if self._names is not None:
+                self._names.register([table])
 
-    def _bring(self, table: Table, until: Position) -> None:
+    def _bring(self, table: Table, until: Position) -> bool:
+        """Bring a history to a position. Returns False if it can't go on: one history must not stop all tables."""
         try:
             MERGES.call(
                 lambda: history_table.bring(self._spark, self._warehouse, table, until, self._lock), Exception, where=is_out_of_date
             )
         except WarehouseError as ex:
-            # One history must not stop all tables.
             if table not in self._warned:
                 self._warned.add(table)
                 _logger.warning("the history of %s stays as it is: %s; %s", table, ex.message, ex.hint)
+            return False
+        return True

@@ -334,6 +334,11 @@ class Pipeline(Startable):
         """Return the LSN that each replica has; None for one that has all changes of its changelog."""
         return {} if self._follower is None else self._follower.replicas()
 
+    @property
+    def history_lsn(self) -> int | None:
+        """Up to which LSN the stored histories have all changes; None without them, and before their first round."""
+        return None if self._histories is None else self._histories.lsn
+
     def shown(self, table: Table) -> Table:
         """Return a table such that it prints as its name now."""
         return self._tables.names.shown(table)

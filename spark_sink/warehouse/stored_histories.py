@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.delta import log as delta_log
-from spark_sink.schema.table import copies_until, mergeable_lsn
+from spark_sink.schema.table import copies_until, mergeable_lsn, replica_begin
 from spark_sink.warehouse import new_changelogs
 from spark_sink.warehouse.formats import SPARK
 
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HistoryFacts", "facts", "facts_in", "first_properties", "missing_until", "properties", "wanted_lsn"]
+__all__ = [
+    "HistoryFacts",
+    "complete_until",
+    "facts",
+    "facts_in",
+    "first_properties",
+    "missing_until",
+    "properties",
+    "wanted_lsn",
+]
 
 _COPIES: Final = "cdcpipe.copies"
 """The property with the LSNs of the table's snapshots that the history knows."""
@@ -81,6 +90,13 @@ def missing_until(house: Warehouse, table: Table, changelog_lsn: int, reached_ls
     lsn = mergeable_lsn(versions, wanted_lsn(versions, changelog_lsn, reached_lsn))
     is_there = found is not None and found.known_lsn(versions) >= lsn and not found.forgets_lsn  # else warn before it forgets
     return None if not lsn or is_there else lsn
+
+
+def complete_until(house: Warehouse, table: Table) -> int:
+    """Return the LSN before the first change that a table's history lacks, as far as the files of the changelog tell."""
+    found, versions = facts(house, table), house.versions(table)
+    known_lsn = (replica_begin(versions) or 0) if found is None else found.known_lsn(versions)
+    return house.format.quiet_until(house.changelog(table), known_lsn)
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from spark_sink.metrics import collector, table
 from spark_sink.metrics.collector import LandMetrics, RunMetrics
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
+from spark_sink.schema.table import Table
 from spark_sink.spark import session
-from spark_sink.staging.log import Segment, list_segments
+from spark_sink.staging.log import Position, Segment, list_segments
+from spark_sink.warehouse.formats import DeltaFormat
 from support.small_pipeline import make_pipeline
 from support.waiting import until
 
@@ -84,3 +87,12 @@ def test_segments_are_not_counted_at_each_scrape(monkeypatch: pytest.MonkeyPatch
     assert counts == [10.0, 112.0]
     assert [segments for _, segments in found] == [3, 3, 3, 2]
     assert found[0][0] == found[2][0] > found[3][0] > 0
+
+
+@pytest.mark.parametrize(("history_lsn", "expected"), [(None, None), (40, 40), (150, 100)])
+def test_stored_histories_are_a_stage(history_lsn: int | None, expected: int | None) -> None:
+    """As in `status`. An alert tells of a history that can't go on."""
+    running: Any = SimpleNamespace(warehouse=SimpleNamespace(format=DeltaFormat()), history_lsn=history_lsn)
+    found = dict(collector._tables(running, Position(2, 100), {Table("public", "t"): 60}))
+    stages = {"changelog": Position(2, 100), "replica": Position(2, 60)}
+    assert found == stages | ({} if expected is None else {"history": Position(2, expected)})

@@ -91,8 +91,10 @@ def test_a_copy_counts_when_the_warehouse_has_passed_it(
     house.record(Position(2, 200))
     record_staging(house, staging)
     spark: Any = None
-    Histories(spark, house, TableLock(house.root), None, 0, pytest.fail).catch_up()
+    histories = Histories(spark, house, TableLock(house.root), None, 0, pytest.fail)
+    histories.catch_up()
     assert brought == [Position(2, lsn) for lsn in expected]
+    assert (histories.lsn or 0) >= max([200, *expected])
 
 
 @pytest.mark.parametrize(("history_lsn", "expected"), [(None, [79]), (70, [79]), (79, [])])
@@ -139,6 +141,7 @@ def test_a_history_that_was_set_back_is_named(
     assert message.endswith(f"; move {path} away: a new history begins with what the changelog has")
     found = stored_histories.facts(house, A)
     assert found is not None
+    assert histories.lsn == 0  # metrics say so: nothing of it is right
     assert (found.known_lsn(house.versions(A)), found.has(50, house.versions(A), 100)) == (0, False)
     assert delta_log.commits(path) == [0, 1, 2]  # the second round noted nothing more
     # The commit of RESTORE leaves the log some day: Delta removes it with a checkpoint that is a month younger.
@@ -196,7 +199,9 @@ def test_a_history_that_cannot_go_on_stays_as_it_is(
     monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
     spark: Any = None
     histories = Histories(spark, house, TableLock(house.root), None, 0, pytest.fail)
+    assert histories.lsn is None
     histories.catch_up()
+    assert histories.lsn == 0  # what comes before the first change of A
     histories.catch_up()
     assert brought == [(B, Position(1, 100))] * 2
     assert caplog.messages == ["the history of public.a stays as it is: changes were purged; move it away"]
