@@ -23,7 +23,7 @@ from spark_sink.warehouse import gaps, published_tables, purged_changes
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.mask_settings import check_kept
-from spark_sink.warehouse.wanted_copies import want
+from spark_sink.warehouse.wanted_copies import SET_BACK, want
 from spark_sink.warehouse.warehouse import WarehouseError, another
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
                     purged_changes.record_restored(house, table, end.lsn)
                 # The newest copy may be beyond the position, and may be what RESTORE has taken.
                 since_lsn = max(position.lsn, end.lsn, *copies) + 1
-                want(house, table, since_lsn, f"RESTORE has set its {path.parent.name} back to an earlier version")
+                want(house, table, since_lsn, SET_BACK.format(path.parent.name))
     return ends
 
 

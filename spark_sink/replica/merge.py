@@ -62,6 +62,7 @@ from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
+from spark_sink.warehouse.wanted_copies import SET_BACK, waits_for
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -189,13 +190,27 @@ def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: Da
     if not warehouse.keeps_deleted:
         return replay(warehouse, table, since, until_lsn=until.lsn, want=want)
     state = delta.state(path)
-    if state is None:
+    is_set_back = state is not None and _is_set_back(warehouse, table)
+    if is_set_back and purged_changes.last_lsn(warehouse, table):
+        _logger.warning(
+            "%s: RESTORE has set the replica back, and earlier changes were purged: rows that were deleted before the copy may be"
+            " missing, or have its time",
+            table,
+        )
+    elif state is None or is_set_back:
         return replay_all(warehouse, table, changes, until_lsn=until.lsn, want=None if snapshots else want)
+    assert state is not None
     rows = replay(warehouse, table, since, until_lsn=until.lsn, want=want, keeps_deleted=True)
     if not snapshots:
         return rows
     former = delta.read(spark, path)
     return with_former(warehouse, table, changes, rows, former, state.lsn, max(snapshots), until.lsn)
+
+
+def _is_set_back(warehouse: Warehouse, table: Table) -> bool:
+    """Tell whether RESTORE has set a replica back since its last copy. Then its position says nothing of its deleted rows."""
+    end = delta_log.table_end(warehouse.replica(table))
+    return (end is not None and end.is_restored) or waits_for(warehouse, table, SET_BACK.format("replica"))
 
 
 def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:

@@ -31,7 +31,22 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Failures", "Reason", "WantedCopy", "count_writes", "give_up", "record_failure", "settle", "waiting", "want"]
+__all__ = [
+    "SET_BACK",
+    "Failures",
+    "Reason",
+    "WantedCopy",
+    "count_writes",
+    "give_up",
+    "record_failure",
+    "settle",
+    "waiting",
+    "waits_for",
+    "want",
+]
+
+SET_BACK: Final = "RESTORE has set its {} back to an earlier version"
+"""The reason for a copy of a table whose "changelog" or "replica" another program has set back."""
 
 _MOST_REASONS: Final = 8
 """More reasons of one table are left out, the oldest first: a copy settles them all."""
@@ -124,6 +139,12 @@ def waiting(house: Warehouse) -> list[WantedCopy]:
     """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet."""
     found = [_unsettled(house, replace(each, table=table)) for table, each in _FILES.read_all(house)]
     return [each for each in found if each.reasons]
+
+
+def waits_for(house: Warehouse, table: Table, reason: str) -> bool:
+    """Tell whether a table waits for a copy for this reason."""
+    found = _FILES.read(house, table)
+    return found is not None and any(each.text == reason for each in _unsettled(house, found).reasons)
 
 
 def settle(house: Warehouse) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,10 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
+from spark_sink.pipeline import fit
 from spark_sink.pipeline.fit import begin_keeping_deleted
 from spark_sink.replica import merge
 from spark_sink.replica.layout import existing_rows
@@ -28,6 +31,7 @@ from spark_sink.schema.table import Version
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.log import Position
 from spark_sink.verify.comparison import verify
+from spark_sink.warehouse import landed_snapshots, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, add_copy, schema_of
 from support.ddl_messages import ddl
@@ -105,6 +109,48 @@ def test_random_changes(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     places.remove_tree(house.replica(TABLE))  # and so does a replica that was lost
     merge.bring(spark, house, TABLE, Position(1, source.lsn))
     assert found_in(delta.read(spark, house.replica(TABLE))) == expected(source)
+
+
+@pytest.mark.parametrize("is_purged", [False, True])
+def test_a_copy_after_restore_has_the_deleted_rows_of_the_changelog(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_purged: bool
+) -> None:
+    """RESTORE does not take back the position, so nothing else tells which deletes the replica lacks."""
+    source, house = Source(random.Random(1)), Warehouse(tmp_path / "warehouse", "delta", deletes="soft")
+    monkeypatch.setattr(source, "_blob", lambda: None)
+    house.open(EPOCH)
+    versions = [Version(0, 0, 7, KEY, KEY)]
+    house.write_versions(TABLE, versions)
+
+    def land(change: Callable[[int], None], *keys: int) -> None:
+        start = source.lsn
+        for key in keys:
+            change(key)
+        source.commit()
+        add(spark, house, source.changes, start, source.lsn)
+        merge.merge_changes(spark, house, TABLE, Position(1, source.lsn))
+
+    land(source.insert, 1, 2)
+    replica = house.replica(TABLE)
+    before = delta_log.commits(replica)[-1]
+    land(source.insert, 3)
+    land(source.delete, 1, 3)  # 1 is in the version to which the replica is set back, 3 is not
+    spark.sql(f"RESTORE TABLE {delta.table_name(replica)} TO VERSION AS OF {before}")
+    fit.check_tables(house, Position(1, source.lsn))
+    land(source.insert, 4)  # the copy comes a moment later
+    if is_purged:
+        purged_changes.record(house, TABLE, 1)
+    start, lsn = source.lsn, source.snapshot()
+    landed_snapshots.record_start(house, TABLE, Position(1, lsn), adds_rows=True)
+    versions.append(Version(lsn, 0, 7, KEY, KEY, snapshot=tuple(enumerate(NAMES, 1))))
+    house.write_versions(TABLE, versions)
+    add(spark, house, source.changes, start, lsn)
+    merge.remake(spark, house, TABLE, Position(1, lsn))
+    landed_snapshots.record_end(house, TABLE)
+    found = found_in(delta.read(spark, replica))
+    assert (found == expected(source)) is not is_purged
+    assert ("RESTORE has set the replica back, and earlier changes were purged" in caplog.text) is is_purged
+    assert [row for row in found if row[-1] is None] == [row for row in expected(source) if row[-1] is None]
 
 
 class Masked:

@@ -21,7 +21,7 @@ from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
 from spark_sink.staging.log import Epoch, Position, list_segments
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.wanted_copies import waiting
+from spark_sink.warehouse.wanted_copies import SET_BACK, waiting, waits_for
 from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
 from support.descriptions import ID, version
 from support.segments import Log
@@ -63,6 +63,10 @@ def test_a_table_that_was_set_back_is_copied(house: Warehouse, what: str) -> Non
     fit.check_tables(house, Position(1, 40))
     wanted = [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)]
     assert wanted == [(FRUIT, f"RESTORE has set its {what} back to an earlier version", 41)]
+    assert [waits_for(house, FRUIT, SET_BACK.format(kind)) for kind in ("changelog", "replica")] == [
+        what == "changelog",
+        what == "replica",
+    ]
     # as-of must not be asked for what the changelog has lost.
     assert purged_changes.last_lsn(house, FRUIT) == (20 if what == "changelog" else 0)
 
