@@ -160,9 +160,12 @@ def test_a_command_counts_without_a_change_after_it(road: CapturedRoad, table_fo
     road.install()
     road.execute("insert into t values (1, 'x'), (2, 'y')", "insert into keyless values ('z')")
     road.run(format=table_format)
+    ((before,),) = road.query("select clock_timestamp()")
     road.execute("alter table t rename a to b", "alter table keyless add c int default 3", "alter table t add d int default 7")
     road.run(format=table_format)
     road.assert_equal("t", "id", "b", "d")
+    found = read_as_of(road.spark, road.warehouse, "public.t", before).select("id", "a", "b", "d").collect()
+    assert sorted(map(tuple, found)) == [(1, "x", None, None), (2, "y", None, None)]
     road.execute("alter table t drop b", "update t set d = 8 where id = 1")
     road.run(format=table_format)
     road.assert_equal("t", "id", "d")
