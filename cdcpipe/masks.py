@@ -162,7 +162,9 @@ class Masks:
             what = "is not set" if not key else f"has {len(key)} bytes; a key has at least {_LEAST_KEY_BYTES}"
             msg = f"the environment variable {KEY_VARIABLE}, with the key of hashed columns, {what}"
             raise InvalidArgumentsError(
-                msg, hint=f"{KEY_VARIABLE}=$(openssl rand -hex 32); keep it: another key gives other hashes"
+                msg,
+                hint="if the tables have hashes already, export the key that they were made with; otherwise make one, and store it"
+                f" where it cannot be lost: export {KEY_VARIABLE}=$(openssl rand -hex 32)",
             )
         return replace(self, key=key)
 

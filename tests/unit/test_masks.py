@@ -117,8 +117,10 @@ def test_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed, others = Masks.of({"a.b.c": "hash"}), Masks.of({"a.b.c": "null"})
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     assert (others.with_key(), others.fingerprint) == (others, None)
-    with pytest.raises(InvalidArgumentsError, match="is not set"):
+    with pytest.raises(InvalidArgumentsError, match="is not set") as raised:
         hashed.with_key()
+    assert "export the key that they were made with" in raised.value.hint
+    assert f"export {KEY_VARIABLE}=$(openssl rand -hex 32)" in raised.value.hint
     monkeypatch.setenv(KEY_VARIABLE, "short")
     with pytest.raises(InvalidArgumentsError, match="has 5 bytes"):
         hashed.with_key()
