@@ -48,7 +48,7 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """The options of ``cdcpipe-spark run``. None for an interval, a retention or an age turns that feature off."""
+    """The options of ``cdcpipe-spark run``. None turns off a retention, an age, compaction and the hold of a snapshot."""
 
     launcher: LauncherConfig
     """The slot and the staging directory. With ``available_now``, the run ends when the tables have everything committed by now."""
