@@ -71,6 +71,13 @@ def test_the_settings_of_a_session_with_delta_are_those_of_the_code() -> None:
         assert setting in page
 
 
+def test_the_pages_name_the_packages_and_jars_of_delta_of_the_code() -> None:
+    assert session.DELTA_PACKAGES in PAGES["docs/spark/cluster.md"]
+    for page in ("docs/spark/run.md", "docs/spark/object-stores.md"):
+        for jar in session.DELTA_JARS:
+            assert jar in PAGES[page], page
+
+
 def test_every_decision_has_a_number_of_its_own() -> None:
     numbers = [path.name[:4] for path in (ROOT / "docs/decisions").glob("0*.md")]
     assert len(numbers) > 50
