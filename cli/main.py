@@ -271,6 +271,7 @@ def run(
     output, output_options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)
     write_header = write_header or wal2json2
     _refuse_unless(not (poll_mode and standby), "--poll-mode and --standby exclude each other")
+    _refuse_unless(not (poll_mode and metrics), "--metrics goes with a stream or --standby, not with -L")
     _refuse_unless(endpos is not None or not endpos_wait, "--endpos-wait goes with --endpos")
     _refuse_unless(write_header or not idle_positions, "--idle-positions goes with -H: without headers nobody sees an empty record")
     if not poll_mode:
@@ -308,9 +309,7 @@ def run(
         ),
     )
     _log_configuration(config, poll if poll_mode or standby else None)
-    if poll_mode:
-        return poll_until_free(config, poll)
-    return _stream(config, metrics)
+    return poll_until_free(config, poll) if poll_mode else _stream(config, metrics)
 
 
 def _refuse_options_before(ctx: click.Context, command: str) -> None:

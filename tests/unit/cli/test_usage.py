@@ -35,6 +35,7 @@ USAGE = [
     (["-S", "s", "-d", "host=h password=CANARY CANARY"], "connection string"),
     (["-S", "s", "-j", "-J"], "exclude"),
     (["-S", "s", "-L", "--standby"], "exclude"),
+    (["-S", "s", "-L", "--metrics", "9187"], "not with -L"),
     (["-S", "s", "--endpos", "junk"], "LSN"),
     (["-S", "s", "--endpos-wait"], "--endpos"),
     (["-S", "s", "--idle-positions", "-N"], "-H"),
