@@ -68,7 +68,7 @@ noted_staging_option = cloup.option(
     "--staging",
     type=DIRECTORY,
     metavar="DIR",
-    show_default="the one that the warehouse notes",
+    show_default="the one that the warehouse records",
     help="Use this staging directory.",
 )
 """``--staging``, for a command that reads a warehouse."""
