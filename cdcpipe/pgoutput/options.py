@@ -60,7 +60,7 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
         since, protocol = values[value]
         if server_version < since:
             msg = f"pgoutput has {name}={value} from PostgreSQL {since // 10000} on; this server is {server_version // 10000}"
-            raise InitError(msg, hint=f"leave {name} out")
+            raise InitError(msg, hint=f"leave out --{name.replace('_', '-')} (or -o {name})")
         needed = max(needed, protocol)
     last = next(protocol for version, protocol in _LAST_VERSION if server_version >= version)
     given = options.get("proto_version")
@@ -71,7 +71,7 @@ def complete(options: Mapping[str, str | None], server_version: int) -> dict[str
         raise InitError(msg)
     if int(given) < needed:
         msg = f"proto_version {given} is too low for the other options: they need {needed}"
-        raise InitError(msg, hint="leave proto_version out: cdcpipe chooses the lowest possible version")
+        raise InitError(msg, hint="leave out --proto-version (or -o proto_version): cdcpipe chooses the lowest possible version")
     return dict(options)
 
 

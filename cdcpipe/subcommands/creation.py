@@ -184,12 +184,12 @@ def check_plugin(config: StreamConfig, plugin: str | None, verb: str = "has") ->
         raise InitError(f"{what}, which knows no publications", hint="leave --publication out, or name a slot with pgoutput")
     if config.output not in (None, plugin):
         raise InitError(
-            f"{what}: only pgoutput's can be rendered as {config.output}",
+            f"{what}; cdcpipe can write the records of {config.output} only from a slot with the plugin pgoutput",
             hint="name a slot with pgoutput, or create one: -c -P pgoutput",
         )
     if config.whole_transactions:
         raise InitError(
-            f"{what}: only pgoutput's transactions can be put together",
+            f"{what}; cdcpipe can put whole transactions together only from a slot with the plugin pgoutput",
             hint="leave --whole-transactions out, or name a slot with pgoutput",
         )
 

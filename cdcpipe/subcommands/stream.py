@@ -320,7 +320,7 @@ def _output_plugin(config: StreamConfig, catalog: _Catalog) -> OutputPlugin:
     asked = {**plugin.pgoutput_options, **config.options}
     has_streaming = pgoutput_options.setting(asked, "streaming") != "off"
     if plugin.needs_origin is not None and has_streaming and pgoutput_options.setting(asked, "origin") != "none":
-        hint = "leave streaming out, or let the server leave out what was made elsewhere: --origin none (PostgreSQL 16)"
+        hint = "leave out --streaming (or -o streaming), or let the server leave out other origins: --origin none (PostgreSQL 16)"
         raise lacks_origins(plugin, hint)
     if not config.whole_transactions:
         plugin.check_callbacks(option for option in ("two_phase", "streaming") if pgoutput_options.setting(asked, option) != "off")

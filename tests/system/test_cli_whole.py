@@ -212,7 +212,7 @@ def test_it_needs_pgoutput_and_a_size(pg15: postgres.Cluster) -> None:
         assert (code, "'lots' is not a size" in stderr) == (1, True)
         on15.slot = on15.make_slot("test_decoding", "_text")
         code, _, stderr = on15.run("--whole-transactions", publication="")
-        assert (code, "only pgoutput's transactions can be put together" in stderr) == (2, True)
+        assert (code, "only from a slot with the plugin pgoutput" in stderr) == (2, True)
 
 
 def test_rows_are_whole_records(on18: PublishedDatabase) -> None:

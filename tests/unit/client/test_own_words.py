@@ -34,7 +34,7 @@ NOT_ASKED_FOR = (
     # output plugins, which work in cdcpipe alone
     "(--whole-transactions)",
     "-o database.dbname=NAME",
-    "leave streaming out, or let the server leave out",
+    "(or -o ",
     # options of other programs
     "iconv -f UTF-8",
     "ulimit -n",

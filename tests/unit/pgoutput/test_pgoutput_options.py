@@ -27,6 +27,16 @@ def test_the_lowest_version_that_serves(options: dict[str, str | None], server: 
     assert {**completed, **options} == completed
 
 
+def test_hints_name_the_option_of_the_command_line() -> None:
+    for options, named in (
+        ({"two_phase": "on"}, "--two-phase (or -o two_phase)"),
+        ({"proto_version": "1", "streaming": "on"}, "--proto-version (or -o proto_version)"),
+    ):
+        with pytest.raises(InitError) as raised:
+            complete(options, 140000)
+        assert named in (raised.value.hint or "")
+
+
 REFUSED = [
     ({"streaming": "parallel"}, 150020, "16"),
     ({"two_phase": "on"}, 140000, "15"),
