@@ -40,7 +40,8 @@ def fill_closed() -> None:
 def stdout_error() -> OutputError:
     """Return the error for a stdout that nothing can be written to."""
     return OutputError(
-        "stdout is closed, or not open for writing", hint="records and answers go there: leave >&- out; to drop them: >/dev/null"
+        "stdout is closed, or not open for writing",
+        hint="the shell has closed stdout: remove >&- from the command; to discard the records, write >/dev/null",
     )
 
 

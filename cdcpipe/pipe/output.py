@@ -7,16 +7,24 @@ written with ``MSG_DONTWAIT``. If neither works, the flag is set, and removed at
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
 import stat
 from collections import deque
+from typing import Final
 
 from cdcpipe.errors import OutputError
 from cdcpipe.pipe.framing import match_header
 
-__all__ = ["EndOfRecord", "Output"]
+__all__ = ["READER_ENDED", "EndOfRecord", "Output"]
+
+_SENT_AGAIN: Final = "; the server sends again what was not confirmed"
+READER_ENDED: Final = "the program that reads the records has ended: see why, then start both again" + _SENT_AGAIN
+"""The hint for a pipe without a reader."""
+_NO_ROOM: Final = "make room where the output goes, then start again" + _SENT_AGAIN
+_HINTS: Final = {errno.EPIPE: READER_ENDED, errno.ECONNRESET: READER_ENDED, errno.ENOSPC: _NO_ROOM, errno.EDQUOT: _NO_ROOM}
 
 _PIPE_BYTES = 1 << 20
 """The largest pipe that an unprivileged user may have (``/proc/sys/fs/pipe-max-size``). The default is 64 KiB."""
@@ -120,7 +128,8 @@ class Output:
     @staticmethod
     def _error(ex: OSError) -> OutputError:
         msg = f"records can't be written: {ex.strerror}"
-        return OutputError(msg, hint="the reader has closed the pipe, or the disk is full; nothing more was confirmed")
+        other = "see why the output takes nothing, then start again" + _SENT_AGAIN
+        return OutputError(msg, hint=_HINTS.get(ex.errno or 0, other))
 
     def put(self, chunk: bytes, ends: list[int], *, is_framed: bool = False) -> None:
         """Queue a chunk. ``is_framed``: it begins with the header of a record, and its records have headers."""

@@ -25,6 +25,7 @@ from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedErr
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.pipe.output import READER_ENDED
 from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.burst import Burst
@@ -312,7 +313,7 @@ class Streamer:
                 self._hung_up = True
         # A pipe without a reader gives POLLERR, a socket POLLHUP.
         if ready.get(records.fd, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL) and not records.is_closed:
-            raise OutputError("records can't be written: the reader has closed the pipe")
+            raise OutputError("records can't be written: the reader has closed the pipe", hint=READER_ENDED)
 
     def _poll_of_consumer(self) -> select.poll:
         """Return what wakes for a command, room in the pipe, or a signal."""

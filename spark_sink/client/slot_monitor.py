@@ -40,6 +40,7 @@ _RESTARTS = RetryPolicy(first_pause_s=5.0)
 """Without a limit: a monitor waits for its server until `stop` is called."""
 _STALE_S = 10.0
 """How old a report may be to be returned, when reports come about once a second."""
+_UNREACHED = "check host and network, and that the server is up; then start the command again"
 _LOOK_S = 0.1
 _HISTORY_SIZE = 4096
 
@@ -176,7 +177,7 @@ class SlotMonitor:
                 if is_stopping():
                     raise InterruptedError
                 if now >= deadline:
-                    raise CdcpipeError(self._silence(now), hint="is it reachable?")
+                    raise CdcpipeError(self._silence(now), hint=_UNREACHED)
                 self._changed.wait(min(_LOOK_S, deadline - now))
 
     def report(self, now: float) -> SlotReport | None:

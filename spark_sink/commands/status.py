@@ -239,7 +239,7 @@ def _monitor(
     if end is None:
         raise InvalidArgumentsError(
             f"{root} has no log yet, so the name of its slot is not known",
-            hint="leave the connection out, or start cdcpipe-spark first",
+            hint="leave out -d, -h, -p, -U and -m; or start cdcpipe-spark run or land first",
         )
     return stack.enter_context(SlotMonitor(arguments, epochs[-1].slot, interval_s)), end.lsn
 

@@ -65,6 +65,7 @@ _UNABLE_S: Final = 600.0
 _UNABLE: Final = (
     "run could not look at the catalog, so it did not notice tables that came, were rewritten, or got a partition or a key"
 )
+_LOCKED: Final = "look for a lock: SELECT * FROM pg_locks WHERE NOT granted; run tries the copy again by itself"
 _TICK_S: Final = 1.0
 _WAIT_S: Final = 0.2
 _STALLED_S: Final = 1800.0
@@ -323,7 +324,7 @@ class Healer:
                 last, since = progress, time.monotonic()
             elif time.monotonic() - since >= _STALLED_S:
                 stalled = format_duration(_STALLED_S)
-                raise SnapshotError(f"nothing was read from the server for {stalled}", hint="is a table locked?")
+                raise SnapshotError(f"nothing was read from the server for {stalled}", hint=_LOCKED)
 
     def _note_failure(self, tables: Sequence[Table], failure: Exception) -> None:
         said, now = _said(failure), time.time()

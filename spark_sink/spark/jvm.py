@@ -93,7 +93,7 @@ def _inherited(locks: Iterable[Path]) -> list[int]:
     try:
         return [fd for lock in locks for fd in share_with_child(lock)]
     except OSError as ex:
-        raise CdcpipeError(f"{ex.filename}: {ex.strerror}", hint=hint_of(ex)) from ex
+        raise CdcpipeError(f"cannot open the lock file {ex.filename} for Spark: {ex.strerror}", hint=hint_of(ex)) from ex
 
 
 def has_ended(timeout_s: float) -> bool:

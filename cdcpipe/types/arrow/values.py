@@ -93,7 +93,8 @@ class Values:
             return array.cast(pa.string())
         except pa.ArrowInvalid as ex:
             msg = f"a value of column {self.name!r}, at byte {_first_not_utf8(array, start)}, is not UTF-8"
-            raise ProtocolError(msg, hint="is the database's encoding SQL_ASCII? its bytes come as they are") from ex
+            hint = "a SQL_ASCII database may hold bytes that are no text: correct the value in the table"
+            raise ProtocolError(msg, hint=hint) from ex
 
     def numbers(self, layout: str) -> tuple[NDArray[Any], Mask]:
         """Return values of a fixed size as numbers; False for those of another size, whose number means nothing."""

@@ -93,8 +93,9 @@ def test_a_child_that_does_not_end_is_killed(quick_end: None) -> None:
 
 def test_a_monitor_of_a_server_that_says_nothing(quick_end: None) -> None:
     with SlotMonitor((), "s", command=python(MUTE)) as monitor:
-        with pytest.raises(CdcpipeError, match="has not reported the position of the slot yet"):
+        with pytest.raises(CdcpipeError, match="has not reported the position of the slot yet") as raised:
             monitor.wait_for_report(0.1)
+        assert "check host and network" in (raised.value.hint or "")
         with pytest.raises(InterruptedError):
             monitor.wait_for_report(DEADLINE_S, lambda: True)
     # Its silence has an end, too.

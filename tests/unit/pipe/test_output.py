@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdcpipe.errors import OutputError
 from cdcpipe.pipe.framing import encode_header
-from cdcpipe.pipe.output import EndOfRecord, Output, _Chunk
+from cdcpipe.pipe.output import READER_ENDED, EndOfRecord, Output, _Chunk
 
 
 @pytest.fixture
@@ -159,9 +159,20 @@ def test_a_closed_reader_is_an_output_error(pipe: tuple[int, int]) -> None:
     output = Output(write_fd)
     os.close(read_fd)
     output.put(b"abc", [1])
-    with pytest.raises(OutputError, match="Broken pipe"):
+    with pytest.raises(OutputError, match="Broken pipe") as raised:
         output.write()
     output.close()
+    assert raised.value.hint == READER_ENDED
+
+
+def test_a_full_disk_has_a_hint_of_its_own() -> None:
+    with Path("/dev/full").open("wb") as full:
+        output = Output(full.fileno())
+        output.put(b"abc", [1])
+        with pytest.raises(OutputError, match="No space left") as raised:
+            output.write()
+        output.close()
+    assert "make room where the output goes" in (raised.value.hint or "")
 
 
 def test_a_closed_descriptor_is_an_output_error() -> None:
