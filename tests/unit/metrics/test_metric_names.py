@@ -48,7 +48,7 @@ def test_the_page_has_all_metrics() -> None:
 def check_expression(expression: str) -> None:
     """Check that the metrics in an expression of PromQL exist and have the labels by which it selects."""
     used = re.findall(r"\b(cdcpipe_\w+)(?:\{([^}]*)\})?", expression)
-    assert used, expression
+    assert used or "process_start_time_seconds{" in expression, expression
     for name, selected in used:
         assert name in NAMES, f"{expression}: there is no metric {name}"
         labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selected))
@@ -75,6 +75,19 @@ def test_alerts_see_one_pipeline_of_two_that_ends_and_a_gap_at_the_start() -> No
     scraped = yaml.safe_load((ROOT / "examples/compose/prometheus.yml").read_text())["scrape_configs"]
     assert f'up{{job="{scraped[0]["job_name"]}"}} == 0' in expressions["CdcpipeAbsent"]
     assert "or (cdcpipe_gaps_total > 0 and time() - process_start_time_seconds < 3600)" in expressions["CdcpipeGap"]
+
+
+def test_alerts_hold_across_restarts_of_what_they_watch() -> None:
+    """A pipeline that fails after each start answers for some seconds each time, so that ``for`` never ends."""
+    for name in ("CdcpipeStartsAgainAndAgain", "CdcpipeEndedWithError"):
+        [rule] = [rule for rule in RULES if rule["alert"] == name]
+        assert "for" not in rule
+        assert re.search(r"(changes|max_over_time)\([^)]*\[\d+m\]\)", rule["expr"])
+
+
+def test_a_slow_reader_is_not_a_blocked_one() -> None:
+    [rule] = [rule for rule in RULES if rule["alert"] == "CdcpipeReaderBlocked"]
+    assert "and rate(cdcpipe_stream_bytes_total[5m]) == 0" in rule["expr"]
 
 
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
