@@ -17,7 +17,8 @@ keeps five rules:
     without changes, for which nothing is written.
 5.  Only the end of a transaction may be compared with the position of a keepalive. Of some plugins' records only the beginning is
     known, which may lie before positions that are confirmed already. Such a record is outstanding until feedback for it comes after
-    it was written (records_behind.py).
+    it was written: for its own position, or for one beyond everything that was there before it. Transactions come in the order of
+    their commits, so this feedback is for all records before it, too.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -28,8 +29,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-from cdcpipe.replication.records_behind import RecordsBehind
 
 __all__ = ["Progress", "Status"]
 
@@ -51,6 +50,14 @@ class Status(NamedTuple):
     write_lsn: int
     flush_lsn: int
     reply_requested: bool
+
+
+class _Behind(NamedTuple):
+    """A record at ``lsn`` that came after everything up to ``before``. It was the ``number``-th end that was received."""
+
+    number: int
+    lsn: int
+    before: int
 
 
 class Progress:
@@ -85,7 +92,8 @@ class Progress:
         self._end_before = 0
         """The value of ``_last_end`` before the last end."""
         self._unconfirmed: deque[int] = deque()
-        self.behind = RecordsBehind(MAX_UNCONFIRMED)
+        self.behind: _Behind | None = None
+        """The last record that is outstanding although no comparison of positions tells so (rule 5)."""
         self._received_count = 0
         """How many ends were received. Their records are written in this order."""
         self._written_count = 0
@@ -158,7 +166,7 @@ class Progress:
         before = max(self._last_end, self._asked_lsn, self.confirmed_lsn)
         self._received_count += 1
         if not is_end and lsn <= before:
-            self.behind.add(self._received_count, lsn, before)
+            self.behind = _Behind(self._received_count, lsn, before)
         self._end_before = self._last_end
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
@@ -195,8 +203,9 @@ class Progress:
     def feedback(self, lsn: int, now: float) -> None:
         """Note that the consumer has everything up to ``lsn``; 0 means nothing."""
         before = self.confirmed_lsn
-        if lsn and self.behind:
-            self.behind.confirm(lsn, self._written_count)
+        behind = self.behind
+        if behind is not None and behind.number <= self._written_count and (lsn == behind.lsn or lsn > behind.before):
+            self.behind = None
         self._confirm(lsn)
         self._settle()
         if self.confirmed_lsn > before:
@@ -225,17 +234,18 @@ class Progress:
 
     def confirm_written(self, now: float) -> None:
         """Count all written transactions as confirmed (``--auto-feedback``)."""
-        has_behind = bool(self.behind)
-        self.behind.confirm_all(self._written_count)
-        if self._unconfirmed or has_behind:
+        behind = self.behind
+        if behind is not None and behind.number <= self._written_count:
+            self.behind = None
+        if self._unconfirmed or behind is not None:
             self.feedback(self.written_lsn, now)
 
     @property
     def is_outstanding(self) -> bool:
         """Whether the consumer has not confirmed a transaction yet, or will still receive one."""
         held_back = any(end == NEVER for _, end in self._prepared.values())
-        is_begun = bool(self._open) or bool(self.behind) or held_back
-        return is_begun or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
+        is_behind = self.behind is not None
+        return bool(self._open) or is_behind or held_back or self._last_end > max(self._asked_lsn, self.confirmed_lsn)
 
     @property
     def in_transaction(self) -> bool:

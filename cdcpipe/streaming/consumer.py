@@ -83,7 +83,7 @@ class RecordsOut:
 
     def confirm(self, lsn: int) -> None:
         """Pass the consumer's feedback on to ``progress``. It may be for a transaction in a chunk that is only partly written."""
-        if lsn > self._progress.written_lsn or self._progress.behind:
+        if lsn > self._progress.written_lsn or self._progress.behind is not None:
             self._note_written(self._output.take_written_ends())
         self._progress.feedback(lsn, time.monotonic())
 
