@@ -42,11 +42,11 @@ __all__ = [
     "commit_path",
     "commits",
     "exists",
-    "file_range",
     "is_long",
     "is_small",
     "newest_lsn",
     "pin",
+    "quiet_until",
     "read_table",
     "shorten",
     "table_end",
@@ -448,8 +448,14 @@ def _row_count(file: Mapping[str, Any]) -> int | None:
     return int(count) - int((file.get("deletionVector") or {}).get("cardinality", 0))
 
 
-def file_range(file: Mapping[str, Any], column: str) -> tuple[int, int] | None:
-    """Return the least and the greatest number that a file has in a column; None if its statistics do not tell."""
-    stats = json.loads(file.get("stats") or "{}")
-    least, greatest = (stats.get(kind, {}).get(column) for kind in ("minValues", "maxValues"))
-    return None if least is None or greatest is None else (int(least), int(greatest))
+def quiet_until(files: Iterable[Mapping[str, Any]], lsn: int) -> int:
+    """Return up to where these files of a changelog have no change after ``lsn``; ``lsn`` if their statistics do not tell."""
+    later = []
+    for file in files:
+        stats = json.loads(file.get("stats") or "{}")
+        least, greatest = (stats.get(kind, {}).get("_cdc_end_lsn") for kind in ("minValues", "maxValues"))
+        if least is None or greatest is None:
+            return lsn
+        if int(greatest) > lsn:
+            later.append(int(least) - 1)
+    return max(lsn, min(later, default=lsn))

@@ -133,11 +133,7 @@ class DeltaFormat(Format):
         return TableFacts(state.lsn or 0, state.rows, state.files, state.size, state.version, state.written_ms)
 
     def quiet_until(self, path: Path, lsn: int) -> int:
-        found = [delta_log.file_range(file, "_cdc_end_lsn") for file in delta_log.TableLog(path).refresh().files]
-        if None in found:
-            return lsn
-        later = [each[0] - 1 for each in found if each is not None and each[1] > lsn]
-        return max(lsn, min(later, default=lsn))
+        return delta_log.quiet_until(delta_log.TableLog(path).refresh().files, lsn)
 
 
 class ParquetFormat(Format):

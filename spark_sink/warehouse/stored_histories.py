@@ -96,7 +96,8 @@ def complete_until(house: Warehouse, table: Table) -> int:
     """Return the LSN before the first change that a table's history lacks, as far as the files of the changelog tell."""
     found, versions = facts(house, table), house.versions(table)
     known_lsn = (replica_begin(versions) or 0) if found is None else found.known_lsn(versions)
-    return house.format.quiet_until(house.changelog(table), known_lsn)
+    with house.logs.newest(house.changelog(table)) as log:
+        return delta_log.quiet_until(log.files, known_lsn)
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:
