@@ -83,4 +83,4 @@ def test_a_lock_that_cannot_be_opened_is_no_error_of_spark(tmp_path: Path, monke
     lock = tmp_path / "file/tables.lock"
     with pytest.raises(CdcpipeError) as caught:
         jvm.start({"spark.master": "local"}, None, [lock])
-    assert caught.value.message.endswith("/file: File exists")
+    assert caught.value.message.endswith("/file for Spark: File exists")

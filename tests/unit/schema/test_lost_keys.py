@@ -38,5 +38,5 @@ def test_the_ladder_does_not_wait_for_a_lost_key(tmp_path: Path, reached: str, r
     (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(identity))
     tables = Tables(Warehouse.existing(tmp_path))
     tables._versions = {"public.t": [KEYED, LOST]}
-    row = {"table": "public.t", "changelog": {"position": "1:0/F0"}, "replica": {"position": reached}}
+    row = {"table": "public.t", "directory": "t", "changelog": {"position": "1:0/F0"}, "replica": {"position": reached}}
     assert [(name, str(position)) for name, position in tables.rungs([row])] == [("changelog", "1:0/100"), ("replica", rung)]
