@@ -126,12 +126,17 @@ class Verdict:
     account_lsn: int | None = None
     """The account has to become this before the epoch begins; None if it stays."""
     former_system_id: str | None = None
-    is_new_epoch: bool = False
-    """Whether a launcher that is already in an epoch needs another one."""
+    is_new_timeline: bool = False
+    """Whether the server has left the timeline of the last epoch."""
     resume_lsn: int = 0
     """Where the stream goes on after a gap."""
     lost_after_lsn: int | None = None
     """The LSN after which the log has changes that never happened. None if it is the gap's ``after_lsn``."""
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether a launcher that is already in an epoch needs another one."""
+        return self.gap is not None or self.former_system_id is not None or self.is_new_timeline
 
 
 def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: float) -> Verdict:
@@ -143,14 +148,16 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     # Beyond the copy, because a copy from there on counts as one that was made after the gap.
     resume_lsn = max(common_lsn, log.copied_lsn + 1)
     if prepared.system_id != last.system_id and prepared.system_id == accepted_system_id:
-        return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id, is_new_epoch=True)
+        return replace(_judge_other_server(log, prepared, resume_lsn, now), former_system_id=last.system_id)
     if log.recorded_gap is not None:
-        return Verdict(log.recorded_gap, log.recorded_gap.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
-    is_new_timeline = prepared.timeline > last.timeline
+        return Verdict(log.recorded_gap, log.recorded_gap.after_lsn, resume_lsn=resume_lsn)
     right_lsn = log.account.lsn
-    branch_lsn = _branch(log.epochs, prepared) if is_new_timeline else parted_lsn(last.timeline, last.timeline_began_lsn, prepared)
+    if prepared.timeline > last.timeline:
+        branch_lsn: int | None = _branch(log.epochs, prepared)
+    else:
+        branch_lsn = parted_lsn(last.timeline, last.timeline_began_lsn, prepared)
+    is_new_timeline = branch_lsn is not None
     if branch_lsn is not None:
-        is_new_timeline = True
         if branch_lsn < known_lsn:
             is_same = prepared.timeline == last.timeline
             theirs = f"another server's timeline {last.timeline}" if is_same else f"timeline {last.timeline}"
@@ -163,7 +170,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
                 now,
                 is_divergence=True,
             )
-            return Verdict(gap, gap.after_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+            return Verdict(gap, gap.after_lsn, resume_lsn=resume_lsn)
         right_lsn, resume_lsn = min(right_lsn, branch_lsn), common_lsn  # the copies are of what both timelines have
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
     if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
@@ -174,19 +181,19 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
             " directory is an older copy, with which a launcher has gone on"
         )
         gap = Gap(min(left, right_lsn), cause, log.account.time, now)
-        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+        return Verdict(gap, account_lsn, resume_lsn=resume_lsn)
     if log.tables is not None and _is_before(log, log.tables):
         cause = (
             f"the tables are at {log.tables.position}, but the log begins at {format_lsn(log.begin_lsn)}: their log was lost,"
             " and this one was begun without them"
         )
         gap = Gap(log.tables.position.lsn, cause, 0.0, now)
-        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
+        return Verdict(gap, account_lsn, resume_lsn=resume_lsn)
     cause = _cause(log, prepared, right_lsn)
     if cause:
         gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
-        return Verdict(gap, account_lsn, is_new_epoch=True, resume_lsn=resume_lsn)
-    return Verdict(account_lsn=account_lsn, is_new_epoch=is_new_timeline)
+        return Verdict(gap, account_lsn, resume_lsn=resume_lsn)
+    return Verdict(account_lsn=account_lsn, is_new_timeline=is_new_timeline)
 
 
 def _judge_other_server(log: Log, prepared: Prepared, resume_lsn: int, now: float) -> Verdict:
@@ -309,7 +316,7 @@ def judge_own_history(log: Log, verdict: Verdict, prepared: Prepared, copied_lsn
     lost_after_lsn = log.end_lsn
     if found is not None and found.is_divergence:  # the log, too, has changes that never happened
         gap, lost_after_lsn = replace(gap, lost=found.lost), found.after_lsn
-    return replace(verdict, gap=gap, is_new_epoch=True, resume_lsn=resume_lsn, lost_after_lsn=lost_after_lsn)
+    return replace(verdict, gap=gap, resume_lsn=resume_lsn, lost_after_lsn=lost_after_lsn)
 
 
 def _tables_branch(tables: FedTables, prepared: Prepared) -> int | None:

@@ -114,10 +114,10 @@ def test_a_log_goes_on_where_the_tables_are_if_the_slot_is_behind_them():
 @pytest.mark.parametrize(
     ("branch", "confirmed", "expected"),
     [
-        (0x700, 0x600, Verdict(is_new_epoch=True)),  # the standby had more than we
-        (0x600, 0x500, Verdict(is_new_epoch=True)),
-        (0x580, 0x500, Verdict(account_lsn=0x580, is_new_epoch=True)),  # idle positions of the old timeline do not count
-        (0x500, 0x500, Verdict(account_lsn=0x500, is_new_epoch=True)),
+        (0x700, 0x600, Verdict(is_new_timeline=True)),  # the standby had more than we
+        (0x600, 0x500, Verdict(is_new_timeline=True)),
+        (0x580, 0x500, Verdict(account_lsn=0x580, is_new_timeline=True)),  # idle positions of the old timeline do not count
+        (0x500, 0x500, Verdict(account_lsn=0x500, is_new_timeline=True)),
     ],
 )
 def test_a_new_timeline_that_branches_off_after_the_log_continues_it(branch: int, confirmed: int, expected: Verdict):
@@ -142,7 +142,7 @@ def test_a_new_timeline_that_branches_off_before_a_copy_is_a_gap():
     assert verdict.gap.is_divergence
     assert "a table was copied on timeline 1 at 0/700" in verdict.gap.cause
     same = judged(log, timeline=2, timeline_history=((1, 0x700),), confirmed_flush_lsn=LSN(0x600))
-    assert same == Verdict(is_new_epoch=True)
+    assert same == Verdict(is_new_timeline=True)
     other = judged(log, "8", system_id="8", confirmed_flush_lsn=LSN(0x300))
     assert other.gap is not None
     assert other.resume_lsn == 0x701
@@ -154,7 +154,7 @@ def test_an_earlier_gap_does_not_matter():
     log = replace(LOG, epochs=[EPOCH, replace(EPOCH, number=2, timeline=2, start_lsn=0x500, gap=gap)], end_lsn=0x700)
     log = replace(log, account=Account(0x700, 0.0))
     history = ((1, 0x480), (2, 0x780))
-    assert judged(log, timeline=3, timeline_history=history, confirmed_flush_lsn=LSN(0x650)) == Verdict(is_new_epoch=True)
+    assert judged(log, timeline=3, timeline_history=history, confirmed_flush_lsn=LSN(0x650)) == Verdict(is_new_timeline=True)
     lost = judged(log, timeline=3, timeline_history=((1, 0x480), (2, 0x680)), confirmed_flush_lsn=LSN(0x650)).gap
     assert lost is not None
     assert lost.after_lsn == 0x680
@@ -164,14 +164,14 @@ def test_timelines_from_before_an_upgrade_do_not_matter():
     upgraded = replace(EPOCH, number=2, system_id="8", former_system_id="7", start_lsn=0x500)
     log = replace(LOG, epochs=[replace(EPOCH, timeline=4), upgraded], end_lsn=0x700, account=Account(0x700, 0.0))
     server = {"system_id": "8", "timeline": 2, "timeline_history": ((1, 0x780),), "confirmed_flush_lsn": LSN(0x700)}
-    assert judged(log, **server) == Verdict(is_new_epoch=True)
+    assert judged(log, **server) == Verdict(is_new_timeline=True)
 
 
 def test_a_server_that_has_gone_back_is_a_gap_from_its_slot_on():
     recorded = gone_back(LOG, replace(SERVER, confirmed_flush_lsn=LSN(0x300)), "gone back", 1700000100.0)
     assert (recorded.after_lsn, recorded.is_divergence) == (0x300, True)
     verdict = judged(replace(LOG, recorded_gap=recorded), confirmed_flush_lsn=LSN(0x480))
-    assert verdict == Verdict(recorded, 0x300, is_new_epoch=True, resume_lsn=0x500)
+    assert verdict == Verdict(recorded, 0x300, resume_lsn=0x500)
 
 
 def test_changes_that_never_happened_are_named_with_their_number():
@@ -218,7 +218,7 @@ def test_no_change_is_lost_or_invented_without_a_gap(branch: int, confirmed: int
 @pytest.mark.parametrize("confirmed", [0x600, 0x2000])
 def test_a_slot_that_pg_upgrade_took_along_continues_the_log(confirmed: int):
     verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(confirmed))
-    assert verdict == Verdict(account_lsn=confirmed, former_system_id="7", is_new_epoch=True)
+    assert verdict == Verdict(account_lsn=confirmed, former_system_id="7")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_another_slot_of_another_server_is_a_gap(confirmed: int, created: bool, 
 def test_a_recorded_gap_is_one_on_another_server_too():
     recorded = Gap(0x600, "the slot was missing", 0.0, 0.0, is_divergence=True)
     verdict = judged(replace(LOG, recorded_gap=recorded), accepted="8", system_id="8", confirmed_flush_lsn=LSN(0x2000))
-    assert verdict == Verdict(recorded, 0x500, former_system_id="7", is_new_epoch=True, resume_lsn=0x2000)
+    assert verdict == Verdict(recorded, 0x500, former_system_id="7", resume_lsn=0x2000)
 
 
 def test_a_slot_that_is_gone_is_a_gap_after_the_account():
@@ -407,11 +407,13 @@ def test_another_timeline_with_the_number_of_the_logs_is_a_gap(timeline: int, la
 def test_a_log_that_ends_before_they_parted_goes_on_in_a_new_epoch():
     log = replace(SECOND, end_lsn=0x280, account=Account(0x290, 1.0))
     theirs = {"timeline": 2, "timeline_history": ((1, 0x2A0),), "confirmed_flush_lsn": LSN(0x200)}
-    assert judged(log, **theirs) == Verdict(is_new_epoch=True)
+    assert judged(log, **theirs) == Verdict(is_new_timeline=True)
     third = replace(log.epochs[1], number=3, start_lsn=0x280, timeline_began_lsn=0x2A0)
     later = replace(log, epochs=[*log.epochs, third], end_lsn=0x500, account=Account(0x500, 1.0))
     assert judged(later, **theirs) == Verdict()
-    assert judged(later, **(theirs | {"timeline": 3, "timeline_history": ((1, 0x2A0), (2, 0x500))})) == Verdict(is_new_epoch=True)
+    assert judged(later, **(theirs | {"timeline": 3, "timeline_history": ((1, 0x2A0), (2, 0x500))})) == Verdict(
+        is_new_timeline=True
+    )
 
 
 @pytest.mark.parametrize(("recorded", "history"), [(0x300, ((1, 0x300),)), (0, ((1, 0x300),)), (0x300, ())])
