@@ -78,14 +78,14 @@ class Follower:
         spark: SparkSession,
         warehouse: Warehouse,
         lock: TableLock,
-        names: CatalogDatabase | None,
+        catalog: CatalogDatabase | None,
         interval_s: float | None,
         on_error: Callable[[BaseException], None],
         merges: Histogram,
     ) -> None:
         self._warehouse = warehouse
         self._table_lock = lock
-        self._names = names
+        self._catalog = catalog
         self._spark = spark
         self._sessions: queue.SimpleQueue[SparkSession] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -219,8 +219,8 @@ class Follower:
         with self._lock:
             self._reached[table] = position.lsn
         self.record_commit(self._warehouse.replica(table))
-        if self._names is not None:
-            self._names.register([table])
+        if self._catalog is not None:
+            self._catalog.register([table])
 
     def _refuse(self, table: Table, position: Position, ex: PurgedError) -> None:
         """Let the table be copied. One table must not stop all."""

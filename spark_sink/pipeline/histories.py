@@ -44,14 +44,14 @@ class Histories:
         spark: SparkSession,
         warehouse: Warehouse,
         lock: TableLock,
-        names: CatalogDatabase | None,
+        catalog: CatalogDatabase | None,
         interval_s: float,
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._spark = session.copy(spark)
         self._warehouse = warehouse
         self._lock = lock
-        self._names = names
+        self._catalog = catalog
         self._warned: set[Table] = set()
         self.lsn: int | None = None
         """Up to which LSN the histories have all changes, as the last round found or left them. None before the first one."""
@@ -80,8 +80,8 @@ class Histories:
                 if self._bring(table, Position(reached.epoch, lsn)):
                     del has[table]
             self.lsn = min([reached.lsn, *has.values()])
-            if self._names is not None:
-                self._names.register([table])
+            if self._catalog is not None:
+                self._catalog.register([table])
 
     def _bring(self, table: Table, until: Position) -> bool:
         """Bring a history to a position. Returns False if it can't go on: one history must not stop all tables."""

@@ -151,7 +151,6 @@ class KnownTables:
         self.published = published
         self.versions = TableVersions(warehouse, schemas, published, keys, drops_columns=drops_columns)
         self.is_following = is_following
-        self._names = Names()
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
         self._states: dict[Table, KnownTable] = {}
@@ -162,22 +161,22 @@ class KnownTables:
     @property
     def names(self) -> Names:
         """The names of the tables up to now, after `begin`. Only this process records new ones."""
-        return self._names
+        return self.versions.names
 
     def named(self, relation_id: int, name: Table, place: Place) -> Table:
         """Return the table of the warehouse that has the changes of the table with this OID and name."""
-        return self._names.shown(self._names.home(relation_id, name, place))
+        return self.names.shown(self.names.home(relation_id, name, place))
 
     def read_names(self) -> None:
         """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
-        self._names = self.versions.names = gaps.record_names(self.warehouse)
-        self.published.end_at(self._names.servers)
+        self.versions.names = gaps.record_names(self.warehouse)
+        self.published.end_at(self.names.servers)
         self.schemas.read_gaps()
 
     def begin(self) -> None:
         """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
         self.read_names()
-        if self._names.is_following not in (None, self.is_following):
+        if self.names.is_following not in (None, self.is_following):
             now, before = (FOLLOW, APART) if self.is_following else (APART, FOLLOW)
             _logger.warning("--renamed is %s now, it was %s: it counts for tables that are renamed from now on", now, before)
 
@@ -194,7 +193,7 @@ class KnownTables:
         for line in told(self.names, names):
             _logger.warning("%s", line)
         new = {naming.home for naming in names.namings[len(self.names.namings) :]}
-        self._names = self.versions.names = names
+        self.versions.names = names
         return sorted(map(names.shown, new))
 
     def __getitem__(self, table: Table) -> KnownTable:
@@ -271,7 +270,7 @@ class MicroBatch:
         *,
         server: SegmentServer | None = None,
         follower: Follower | None = None,
-        names: CatalogDatabase | None = None,
+        catalog: CatalogDatabase | None = None,
     ) -> None:
         self._found = find(segments)
         self._ddl = read_ddl(segments) if self._found.messages.count else []
@@ -283,7 +282,7 @@ class MicroBatch:
         self._segments = segments
         self._server = server
         self._follower = follower
-        self._names = names
+        self._catalog = catalog
         self._counts: dict[int, Counter[Table]] = {}
         """The numbers of changes beyond an LSN, for each LSN that was asked for."""
 
@@ -377,16 +376,16 @@ class MicroBatch:
         origin = None if self._server is None else self._server.origin
         written = segment_writer.write(tables.spark, self._segments, [append.target for append in appends], origin)
         altered = [append.table for append in appends if append.is_altered]
-        if self._names is not None:
-            self._names.withdraw_histories(altered)
+        if self._catalog is not None:
+            self._catalog.withdraw_histories(altered)
         try:
             for append, files in zip(appends, written, strict=True):
                 self._commit(append, files)
         except ChangedError:
             tables.forget()
             raise
-        if self._names is not None:
-            self._names.forget_histories(altered)
+        if self._catalog is not None:
+            self._catalog.forget_histories(altered)
 
     def _prepare(self, table: Table) -> _Append:
         """Prepare a changelog for the changes that the segments have for it: open it for new files and record its versions."""

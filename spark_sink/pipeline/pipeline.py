@@ -145,10 +145,10 @@ class Pipeline(Startable):
         self._pace = Pace(trigger_interval_s)
         self._staging_shared = staging_shared
         check_options(catalog_database, json_variants=json_variants, history=history)
-        self._names = None
+        self._catalog = None
         if catalog_database is not None:
             variants = schemas if json_variants else None
-            self._names = CatalogDatabase(spark, catalog_database, self.warehouse, variants, history_views=history == VIEW)
+            self._catalog = CatalogDatabase(spark, catalog_database, self.warehouse, variants, history_views=history == VIEW)
         self._server: SegmentServer | None = None
         self._serving = ExitStack()
         """Stops the server when it is closed."""
@@ -213,9 +213,9 @@ class Pipeline(Startable):
         tables = list(tables)
         if self._follower is not None:
             self._follower.copied(tables)
-        if self._names is not None:
-            self._names.forget_histories(tables)
-            self._names.register(tables)
+        if self._catalog is not None:
+            self._catalog.forget_histories(tables)
+            self._catalog.register(tables)
 
     def catch_up(self) -> None:
         """Bring the replicas to the positions of their changelogs."""
@@ -401,17 +401,17 @@ class Pipeline(Startable):
             self._tables.note_changelogs(
                 table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None
             )
-        if self._names is not None:
-            self._names.rename()
-            self._names.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
+        if self._catalog is not None:
+            self._catalog.rename()
+            self._catalog.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
         if self.warehouse.format.keeps_replicas:
             interval_s = self._replica_interval_s
-            follower = Follower(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error, self.merges)
+            follower = Follower(self.spark, self.warehouse, self.lock, self._catalog, interval_s, self._take_error, self.merges)
             follower.look(position.epoch, ends)
             self._follower = follower
         if self.warehouse.keeps_history:
             interval_s = self._history_interval_s
-            self._histories = Histories(self.spark, self.warehouse, self.lock, self._names, interval_s, self._take_error)
+            self._histories = Histories(self.spark, self.warehouse, self.lock, self._catalog, interval_s, self._take_error)
         self._rounds = [each.rounds for each in (self._follower, self._histories) if each is not None]
         return position
 
@@ -427,9 +427,9 @@ class Pipeline(Startable):
                 with self.lock.append() as lock_state:
                     if lock_state != self._lock_state:  # another writer has changed the tables
                         self._tables.forget()
-                        if self._names is not None and self._lock_state:
-                            self._names.forget_histories()
-                            self._names.register(self.warehouse.tables())
+                        if self._catalog is not None and self._lock_state:
+                            self._catalog.forget_histories()
+                            self._catalog.register(self.warehouse.tables())
                         self._lock_state = lock_state
                     with self.batches.timed():
                         self._process(start, end)
@@ -456,13 +456,13 @@ class Pipeline(Startable):
                 fit.take_epochs(self.warehouse, self.staging)
                 self._tables.read_names()
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
-            batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, names=self._names)
+            batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, catalog=self._catalog)
             batch.append()
-            if self._names is not None:
+            if self._catalog is not None:
                 captured = [DDL] if MESSAGES in batch.contents else []  # it comes in messages
                 if batch.renamed:
-                    self._names.rename()
-                self._names.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
+                    self._catalog.rename()
+                self._catalog.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
             self.warehouse.record(end, self.staging)
             if self._follower is not None:
                 self._follower.rounds.want()
