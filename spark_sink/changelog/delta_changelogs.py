@@ -24,7 +24,7 @@ from spark_sink.schema.table import has_key
 from spark_sink.schema.types import replica_schema, typed_schema
 from spark_sink.spark.sql import literal
 from spark_sink.warehouse import purged_changes, stored_histories
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

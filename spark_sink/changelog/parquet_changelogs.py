@@ -21,7 +21,7 @@ from spark_sink.schema.table import has_key
 from spark_sink.schema.types import ENDS, split_schema, typed_schema
 from spark_sink.spark.sql import only, quote
 from spark_sink.warehouse import appends
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -34,8 +34,9 @@ from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.status.staging_directory import staging_directory
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import lock_file
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 _logger = logging.getLogger(__name__)
 

@@ -44,8 +44,9 @@ from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews, is_at, l
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, only, path_of, quote
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import VIEW
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

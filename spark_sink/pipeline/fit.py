@@ -20,11 +20,12 @@ from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.source.offsets import discard, next_range, tidy
 from spark_sink.staging.log import StagingError, epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
 from spark_sink.warehouse import gaps, published_tables, purged_changes
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.wanted_copies import SET_BACK, want
-from spark_sink.warehouse.warehouse import WarehouseError, another
+from spark_sink.warehouse.warehouse import another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,8 @@ from spark_sink.replica import history_table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import stored_histories
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.reached import reached_lsn
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -55,9 +55,10 @@ from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import dropped_tables, gaps, landed_snapshots, new_changelogs
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

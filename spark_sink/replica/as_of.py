@@ -44,9 +44,10 @@ from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import DDL, copies_until, gone_columns
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, new_changelogs, purged_changes
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.reached import reached_lsn
-from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

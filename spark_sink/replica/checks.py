@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from cdcpipe.lsn import format_lsn
 from spark_sink.replica import reduction
 from spark_sink.schema.table import has_key, key_lost_at
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -37,8 +37,8 @@ from spark_sink.schema.table import copies_until, has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes, stored_histories
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.stored_histories import first_properties, properties
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import DELETED_AT
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

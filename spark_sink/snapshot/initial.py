@@ -36,9 +36,10 @@ from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.initial_copy import is_unfinished, path_in
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -49,9 +49,9 @@ from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes
 from spark_sink.warehouse.comments import read_comments, write_comments
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.mask_settings import check_unchanged
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -21,8 +21,9 @@ from spark_sink.client.keyless import table_name
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_unfinished
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized

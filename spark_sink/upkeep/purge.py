@@ -38,8 +38,9 @@ from spark_sink.replica.history import own_names
 from spark_sink.schema.table import MESSAGES, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes, stored_histories
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.servers import NOTHING, Servers
 from spark_sink.schema.table import AFTER_ALL, copies_until
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -97,10 +96,8 @@ def _path(house: Warehouse) -> Path:
 def read(house: Warehouse) -> list[TablesGap]:
     """Return all gaps, the oldest first."""
     found = read_json(_path(house))
-    try:
+    with undamaged(_path(house)):
         return [] if found is None else [TablesGap.from_json(each) for each in found["gaps"]]
-    except (KeyError, TypeError, ValueError) as ex:
-        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=RESTORE) from ex
 
 
 def _write(house: Warehouse, gaps: Iterable[TablesGap]) -> None:

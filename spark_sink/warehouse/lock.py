@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 from spark_sink.files.lock import open_alone, open_shared, try_lock, wait_for_lock
 from spark_sink.staging.lock import is_own, owner_text, read_owner, sign
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,8 +28,9 @@ from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
 from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import want
-from spark_sink.warehouse.warehouse import MASKS_VERSION, WarehouseError, another, masks_path, noted_masks
+from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -16,7 +16,7 @@ from spark_sink.client import keyless
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import WarehouseError
+from spark_sink.warehouse.errors import undamaged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,11 +100,8 @@ def _path(house: Warehouse) -> Path:
 def read(house: Warehouse) -> Seen | None:
     """Return what the last look saw; None before the first one."""
     value = read_json(_path(house))
-    try:
+    with undamaged(_path(house), "delete it: the next look begins a new record, and finds only what changes from then on"):
         return None if value is None else _seen(value)
-    except (KeyError, TypeError, ValueError) as ex:
-        hint = "delete it: the next look begins a new record, and finds only what changes from then on"
-        raise WarehouseError(f"{_path(house)} is damaged: {ex!r}", hint=hint) from ex
 
 
 def _seen(value: Mapping[str, Any]) -> Seen:

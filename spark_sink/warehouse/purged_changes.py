@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.schema.table import AFTER_ALL, copies_until
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.table_files import TableFiles
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from spark_sink.schema.table import Table

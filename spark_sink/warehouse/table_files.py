@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from spark_sink.files.local import RESTORE
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
-from spark_sink.warehouse.warehouse import WarehouseError, encode_name
+from spark_sink.warehouse.errors import undamaged
+from spark_sink.warehouse.warehouse import encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,5 @@ class TableFiles(Generic[_Value]):
 
     def _read(self, path: Path) -> tuple[Table, _Value] | None:
         found = read_json(path)
-        try:
+        with undamaged(path, self._hint):
             return None if found is None else (Table.from_json(found), self._parse(found))
-        except (KeyError, TypeError, ValueError, AttributeError) as ex:
-            raise WarehouseError(f"{path} is damaged: {ex!r}", hint=self._hint) from ex

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.lock import open_alone, wait_for_lock
 from spark_sink.schema.table import Table
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.table_files import TableFiles
-from spark_sink.warehouse.warehouse import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -50,17 +50,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.masks import Masks, mask_options
 from spark_sink.delta.log import LogCache
-from spark_sink.files.local import NEWER, RESTORE
+from spark_sink.files.local import NEWER
 from spark_sink.files.parsed import ParsedFiles
 from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
 from spark_sink.staging.log import Epoch, Position, epoch_of, has_log
+from spark_sink.warehouse.errors import WarehouseError, undamaged
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
 
 if TYPE_CHECKING:
@@ -68,7 +69,15 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["MASKS_VERSION", "Source", "Warehouse", "WarehouseError", "another", "encode_name", "masks_path", "noted_masks"]
+__all__ = [
+    "MASKS_VERSION",
+    "Source",
+    "Warehouse",
+    "another",
+    "encode_name",
+    "masks_path",
+    "noted_masks",
+]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
@@ -99,10 +108,6 @@ _NAME_LIMIT = 200
 """The most bytes of a file name. File systems allow 255, but Hadoop adds a prefix and a suffix."""
 
 
-class WarehouseError(CdcpipeError):
-    """The warehouse has the changes of another source, is damaged, or lacks changes that an operation needs."""
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
     """The source of a warehouse's changes, and their range from ``begin`` to ``position``. Facts that are not recorded are None."""
@@ -127,7 +132,7 @@ class Source:
         token = str(found.get("epoch_token", ""))
         # An older version that ran since has recorded another position with its token, and has left the timeline as it was.
         has_timeline = found.get("timeline_token") == token
-        try:
+        with undamaged(path):
             return cls(
                 system_id=str(found["system_id"]),
                 database=str(found["database"]),
@@ -140,8 +145,6 @@ class Source:
                 timeline=int(found.get("timeline", 0)) if has_timeline else 0,
                 timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))) if has_timeline else 0,
             )
-        except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
 
     def check(self, warehouse: str, theirs: str, hint: str, **values: str) -> None:
         """Raise InvalidArgumentsError unless the source has these values; ``theirs`` says in the message whose they are."""
@@ -431,10 +434,8 @@ class Warehouse:
 
     def names(self) -> Names:
         """Return the names of the tables, as of now."""
-        try:
+        with undamaged(self._names_path):
             found = self._files.read(self._names_path, Names.from_json)
-        except (KeyError, TypeError, ValueError) as ex:
-            raise WarehouseError(f"{self._names_path} is damaged: {ex!r}", hint=RESTORE) from ex
         return Names() if found is None else found.copy()
 
     def write_names(self, names: Names) -> None:
@@ -486,10 +487,8 @@ def _read_all_versions(files: ParsedFiles, directory: Path) -> list[tuple[Table,
 
 def _read_versions(files: ParsedFiles, path: Path) -> tuple[Table, tuple[Version, ...]] | None:
     """Return a table and its versions, None if there is no such file."""
-    try:
+    with undamaged(path):
         return files.read(path, lambda value: (Table.from_json(value), versions_from_json(value["versions"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as ex:
-        raise WarehouseError(f"{path} is damaged: {ex!r}", hint=RESTORE) from ex
 
 
 def _versions_path(root: Path, table: Table) -> Path:

@@ -23,7 +23,8 @@ from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import COLUMNS, KEY, SCHEMA, TABLE, append
 from support.cli_process import run_spark_cli
 from support.road import Road, identity_workload

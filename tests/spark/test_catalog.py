@@ -15,7 +15,8 @@ from cdcpipe.pgoutput.messages import LogicalMessage, Update
 from spark_sink.pipeline.catalog import CatalogDatabase
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.segments import Log, into, relation
 
 if TYPE_CHECKING:

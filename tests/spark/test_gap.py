@@ -19,7 +19,8 @@ from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import READER, Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import READER, Warehouse
 from support.road import KEEP
 from support.waiting import SPARK_DEADLINE_S, until
 

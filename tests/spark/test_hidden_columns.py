@@ -21,7 +21,8 @@ from cdcpipe.sql import quote_literal
 from spark_sink.replica.current import read_replica
 from spark_sink.snapshot.tables import TableSnapshot
 from spark_sink.verify.comparison import TableResult, verify
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.typed_values import TYPES
 
 pytestmark = pytest.mark.spark

@@ -17,7 +17,8 @@ from spark_sink.replica.replay import replay
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import (
     EPOCH,
     KEY,

@@ -32,7 +32,8 @@ from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.spark import session
 from spark_sink.staging.log import Position, list_segments, log_end
 from spark_sink.staging.readers import read_readers, register_reader
-from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 from support.road import BIG, HOSTILE, Road, identity_workload
 from support.segments import Log, relation
 from support.waiting import SPARK_DEADLINE_S, until

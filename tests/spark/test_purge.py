@@ -28,8 +28,9 @@ from spark_sink.upkeep import upkeep
 from spark_sink.upkeep.purge import Purged, purge
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import appends, landed_snapshots, purged_changes, wanted_copies
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append
 from support.cli_process import spark_cli
 from support.logging_state import logging_as_before

@@ -41,7 +41,8 @@ from spark_sink.verify.comparison import (
     VerifyError,
     verify,
 )
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.cli_process import run_spark_cli, spark_cli
 from support.road import HOSTILE, Road
 from support.snapshots import InitialCopy

@@ -16,7 +16,8 @@ from spark_sink.replica.merge import merge_changes
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import CODE, ID, NONE, version
 from support.oids import FLOAT4, FLOAT8, INT4

@@ -37,7 +37,8 @@ from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
-from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 from support import object_stores
 from support.object_stores import Store
 from support.paths import ROOT

@@ -12,7 +12,8 @@ from spark_sink.files.parquet import FileWriter, part_name
 from spark_sink.schema.table import Table
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 TABLE = Table("public", "t")
 OLD = StructType([StructField("id", IntegerType())])

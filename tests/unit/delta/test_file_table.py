@@ -34,7 +34,8 @@ from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_tables import table_with_a_row
 
 SCHEMA = StructType(

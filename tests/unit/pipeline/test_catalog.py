@@ -13,7 +13,8 @@ from spark_sink.pipeline.catalog import CatalogDatabase, parse_database
 from spark_sink.pipeline.history_views import HistoryViews
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pathlib import Path

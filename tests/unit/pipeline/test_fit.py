@@ -21,8 +21,9 @@ from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
 from spark_sink.staging.log import Epoch, Position, list_segments
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import SET_BACK, waiting, waits_for
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.segments import Log
 

@@ -23,8 +23,9 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.writer import StagingWriter
 from spark_sink.warehouse import stored_histories
 from spark_sink.warehouse.belonging import record_staging
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
 A, B = Table("public", "a"), Table("public", "b")

@@ -24,8 +24,8 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse import gaps
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import WarehouseError
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
 

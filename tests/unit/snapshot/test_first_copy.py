@@ -24,8 +24,9 @@ from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import new_changelogs, purged_changes, stored_histories
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.oids import INT4, TEXT
 from support.segments import relation

@@ -24,9 +24,10 @@ from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import commit
 from support.descriptions import ID, version
 from support.staged import make_epoch

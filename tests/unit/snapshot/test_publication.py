@@ -44,10 +44,11 @@ from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
 from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.belonging import record_staging
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
 from spark_sink.warehouse.published_tables import Seen, follow, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import settle, waiting
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.segments import describe_epoch, relation
 from support.staged import make_epoch

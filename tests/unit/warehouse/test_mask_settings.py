@@ -18,9 +18,10 @@ from spark_sink.schema.table import Table, Version
 from spark_sink.staging import table_masks
 from spark_sink.staging.log import Position, StagingError
 from spark_sink.warehouse import landed_snapshots, mask_settings, wanted_copies
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new, check_unchanged
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, masks_path
+from spark_sink.warehouse.warehouse import Warehouse, masks_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

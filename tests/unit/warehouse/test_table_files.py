@@ -10,9 +10,19 @@ from spark_sink.files.local import RESTORE
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import comments, dropped_tables, landed_snapshots, new_changelogs, purged_changes, unchecked_merges
+from spark_sink.warehouse import (
+    comments,
+    dropped_tables,
+    gaps,
+    landed_snapshots,
+    new_changelogs,
+    published_tables,
+    purged_changes,
+    unchecked_merges,
+)
 from spark_sink.warehouse.comments import Comments
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 
 T = Table("public", "t")
 
@@ -47,3 +57,19 @@ def test_tables_have_the_names_of_now(tmp_path: Path) -> None:
         landed_snapshots.record_start(house, table, Position(1, 20))
     assert [str(table) for table, _ in comments.commented_tables(house)] == ["public.a", "public.z"]
     assert [str(table) for table, _ in landed_snapshots.unfinished(house)] == ["public.a", "public.z"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("gaps.json", '{"gaps": ["x"]}', gaps.read),
+        ("names.json", '{"namings": "x"}', Warehouse.names),
+        ("published.json", '{"tables": ["x"]}', published_tables.read),
+    ],
+)
+def test_other_values_than_expected_are_damage(tmp_path: Path, name: str, text: str, read: Callable[[Warehouse], Any]) -> None:
+    house = Warehouse(tmp_path, "delta")
+    (tmp_path / "_cdcpipe").mkdir()
+    (tmp_path / "_cdcpipe" / name).write_text(text)
+    with pytest.raises(WarehouseError, match=rf"{name} is damaged: "):
+        read(house)

@@ -14,8 +14,9 @@ from spark_sink.files import lock
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import Failures, Reason, WantedCopy, give_up, record_failure, settle, waiting, want
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.waiting import until
 

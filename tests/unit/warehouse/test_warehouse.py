@@ -22,7 +22,8 @@ from spark_sink.source.server import serve_segments
 from spark_sink.spark import session
 from spark_sink.spark.environment import prepare_workers
 from spark_sink.staging.log import Epoch, Position, StagingError
-from spark_sink.warehouse.warehouse import Warehouse, WarehouseError, encode_name
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import Warehouse, encode_name
 from support.spark_errors import Py4JError
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
