@@ -43,6 +43,7 @@ class StreamMetrics:
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self._streamer: Streamer | None = None
+        self._written_bytes = 0
 
     def follow(self, streamer: Streamer) -> None:
         """Show the metrics of this streamer from now on."""
@@ -59,7 +60,9 @@ class StreamMetrics:
                 yield POSITION.reading(lsn, stage)
         yield STREAM_RECORDS.reading(state.records)
         yield STREAM_TRANSACTIONS.reading(state.transactions)
-        yield STREAM_BYTES.reading(state.bytes)
+        # The two numbers may be a moment apart, and a counter must not go back.
+        self._written_bytes = max(self._written_bytes, state.bytes - state.pending_bytes)
+        yield STREAM_BYTES.reading(self._written_bytes)
         yield _PENDING.reading(state.pending_bytes)
         yield _HELD.reading(state.held_bytes)
         yield SPILL.reading(state.spilled_bytes)
