@@ -234,7 +234,10 @@ class _Sink:
 
     @staticmethod
     def _error(ex: OSError) -> OutputError:
-        return OutputError(f"records can't be written: {ex.strerror}", hint="the reader has closed the pipe, or the disk is full")
+        return OutputError(
+            f"records can't be written: {ex.strerror}",
+            hint="see whether the program that reads the records has ended, and whether there is room; then start again",
+        )
 
 
 @contextmanager
