@@ -41,7 +41,7 @@ def stdout_error() -> OutputError:
     """Return the error for a stdout that nothing can be written to."""
     return OutputError(
         "stdout is closed, or not open for writing",
-        hint="the shell has closed stdout: remove >&- from the command; to discard the records, write >/dev/null",
+        hint="records and answers go to stdout: if the command has >&-, remove it; to discard them, write >/dev/null",
     )
 
 

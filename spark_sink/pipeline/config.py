@@ -48,7 +48,7 @@ _LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """The options of ``cdcpipe-spark run``. None turns off a retention, an age, compaction and the hold of a snapshot."""
+    """The options of ``cdcpipe-spark run``. What None means is said at each one: the default, or that the feature is off."""
 
     launcher: LauncherConfig
     """The slot and the staging directory. With ``available_now``, the run ends when the tables have everything committed by now."""
@@ -105,7 +105,8 @@ class RunConfig:
     snapshot_chunk_bytes: int = CHUNK_BYTES
     """The approximate size of the chunks in which a snapshot reads a table."""
     snapshot_hold_s: float | None = 600.0
-    """How long the server holds the snapshot after a kill or an error, so that the next start can resume the copy."""
+    """How long the server holds the snapshot after a kill or an error, so that the next start can resume the copy.
+    None: not at all."""
 
     # --- heal ---
     heal: str | None = None
@@ -116,17 +117,17 @@ class RunConfig:
 
     # --- upkeep (Delta) ---
     optimize_interval_s: float | None = 3600.0
-    """How often to check each table for small files, and to compact them."""
+    """How often to check each table for small files, and to compact them. None: never."""
     cluster_replicas: bool = False
     """Whether compaction also sorts replicas by key."""
     vacuum_retention_s: float | None = _DAY_S
-    """How long a file is kept after it was removed from its table."""
+    """How long a file is kept after it was removed from its table. None: for ever."""
     log_retention_s: float | None = _DAY_S
-    """How long the entries of the tables' logs are kept."""
+    """How long the entries of the tables' logs are kept. None: 30 days, as Delta Lake does."""
     keep_changelog_s: float | None = None
-    """The age beyond which changes are removed from the changelogs."""
+    """The age beyond which changes are removed from the changelogs. None: none is removed."""
     keep_history_s: float | None = None
-    """The age beyond which versions of rows that have ended are removed from the stored histories."""
+    """The age beyond which versions of rows that have ended are removed from the stored histories. None: none is removed."""
 
     # --- Spark ---
     master: str | None = None

@@ -65,7 +65,10 @@ _UNABLE_S: Final = 600.0
 _UNABLE: Final = (
     "run could not look at the catalog, so it did not notice tables that came, were rewritten, or got a partition or a key"
 )
-_LOCKED: Final = "look for a lock: SELECT * FROM pg_locks WHERE NOT granted; run tries the copy again by itself"
+_LOCKED: Final = (
+    "look for a lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0;"
+    " run will try the copy again by itself"
+)
 _TICK_S: Final = 1.0
 _WAIT_S: Final = 0.2
 _STALLED_S: Final = 1800.0

@@ -91,7 +91,9 @@ class MessageReader:
             prefix.decode()
         except UnicodeDecodeError:
             msg = f"segment {self._slice.path}: the prefix of a logical message, at byte {start}, is not UTF-8"
-            raise StagingError(msg, hint="is the database's encoding SQL_ASCII? Then the server converts nothing") from None
+            raise StagingError(
+                msg, hint="a database with the encoding SQL_ASCII may hold bytes that are no text: give messages prefixes in UTF-8"
+            ) from None
         content = start + len(prefix) + 5
         if content + int.from_bytes(segment[content - 4 : content]) != end:
             self._slice.fail(content - 4, "the content of a logical message has another length than its header says")

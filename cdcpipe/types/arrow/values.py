@@ -93,7 +93,9 @@ class Values:
             return array.cast(pa.string())
         except pa.ArrowInvalid as ex:
             msg = f"a value of column {self.name!r}, at byte {_first_not_utf8(array, start)}, is not UTF-8"
-            hint = "a SQL_ASCII database may hold bytes that are no text: correct the value in the table"
+            hint = (
+                "a database with the encoding SQL_ASCII may hold bytes that are no text: correct the value, or leave the column out"
+            )
             raise ProtocolError(msg, hint=hint) from ex
 
     def numbers(self, layout: str) -> tuple[NDArray[Any], Mask]:
