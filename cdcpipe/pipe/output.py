@@ -46,7 +46,7 @@ class EndOfRecord(int):
 class _Chunk:
     """A chunk, and how much of it is written."""
 
-    __slots__ = ("_ends", "_last_lsn", "_numbers", "_scanned_bytes", "_taken", "data", "is_framed", "written_bytes")
+    __slots__ = ("_ends", "_last_lsn", "_places", "_scanned_bytes", "_taken", "data", "is_framed", "written_bytes")
 
     def __init__(self, data: bytes, ends: list[int], *, is_framed: bool) -> None:
         self.data = memoryview(data)
@@ -54,8 +54,8 @@ class _Chunk:
         self.written_bytes = 0
         self._ends = ends
         self._taken = 0
-        self._numbers: dict[int, int] = {}
-        """For the position in the header before each end: how many ends there are up to it."""
+        self._places: dict[int, list[int]] = {}
+        """For the position in the header before each end: the places of these ends, the last one first."""
         self._scanned_bytes = 0
         self._last_lsn = 0
 
@@ -70,17 +70,32 @@ class _Chunk:
         the records next to it: others of the same transaction (an output plugin writes several at the commit), and those that begin
         the next one. So an end counts once all the records in a row that have its LSN are written.
         """
-        if not self._numbers:
-            self._numbers = {getattr(end, "header_lsn", end): i + 1 for i, end in enumerate(self._ends)}
+        if not self._places:
+            for place in range(len(self._ends) - 1, -1, -1):
+                self._places.setdefault(self._header_lsn(place), []).append(place)
         begin = self._taken
         while self.is_framed and (header := match_header(self.data, self._scanned_bytes)):
             lsn, end = header
             if self._last_lsn != lsn:
-                self._taken = max(self._taken, self._numbers.get(self._last_lsn, 0))
+                self._take(self._last_lsn)
             if end > self.written_bytes:
                 break
             self._scanned_bytes, self._last_lsn = end, lsn
         return self._ends[begin : self._taken]
+
+    def _take(self, lsn: int) -> None:
+        """Take the next ends in a row that have this position in the header. LSNs need not rise, so later ones may have it, too."""
+        places = self._places.get(lsn, [])
+        while places and places[-1] < self._taken:
+            places.pop()
+        if places:
+            self._taken = places.pop() + 1
+            while places and places[-1] == self._taken:
+                self._taken = places.pop() + 1
+
+    def _header_lsn(self, place: int) -> int:
+        end = self._ends[place]
+        return end.header_lsn if isinstance(end, EndOfRecord) else end
 
 
 class Output:

@@ -17,8 +17,9 @@ keeps five rules:
     without changes, for which nothing is written.
 5.  Only the end of a transaction may be compared with the position of a keepalive. Of some plugins' records only the beginning is
     known, which may lie before positions that are confirmed already. Such a record is outstanding until feedback for it comes after
-    it was written: for its own position, or for one beyond everything that was there before it. Transactions come in the order of
-    their commits, so this feedback is for all records before it, too.
+    it was written: for a position beyond everything that was there before it, or for its own one, unless the record before has the
+    same (all rows of a COPY have one position). Transactions come in the order of their commits, so this feedback is for all records
+    before it, too.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -53,10 +54,13 @@ class Status(NamedTuple):
 
 
 class _Behind(NamedTuple):
-    """A record at ``lsn`` that came after everything up to ``before``. It was the ``number``-th end that was received."""
+    """A record that came after everything up to ``before``. It was the ``number``-th end that was received.
+
+    ``own_lsn`` is its position, or 0 if the record before it has the same one: feedback for this position may be for that record.
+    """
 
     number: int
-    lsn: int
+    own_lsn: int
     before: int
 
 
@@ -94,6 +98,7 @@ class Progress:
         self._unconfirmed: deque[int] = deque()
         self.behind: _Behind | None = None
         """The last record that is outstanding although no comparison of positions tells so (rule 5)."""
+        self._previous_lsn = 0
         self._received_count = 0
         """How many ends were received. Their records are written in this order."""
         self._written_count = 0
@@ -166,7 +171,8 @@ class Progress:
         before = max(self._last_end, self._asked_lsn, self.confirmed_lsn)
         self._received_count += 1
         if not is_end and lsn <= before:
-            self.behind = _Behind(self._received_count, lsn, before)
+            self.behind = _Behind(self._received_count, 0 if lsn in (before, self._previous_lsn) else lsn, before)
+        self._previous_lsn = lsn
         self._end_before = self._last_end
         self._last_end = max(self._last_end, lsn)
         self.received_lsn = max(self.received_lsn, lsn)
@@ -204,7 +210,7 @@ class Progress:
         """Note that the consumer has everything up to ``lsn``; 0 means nothing."""
         before = self.confirmed_lsn
         behind = self.behind
-        if behind is not None and behind.number <= self._written_count and (lsn == behind.lsn or lsn > behind.before):
+        if behind is not None and behind.number <= self._written_count and (0 < lsn == behind.own_lsn or lsn > behind.before):
             self.behind = None
         self._confirm(lsn)
         self._settle()

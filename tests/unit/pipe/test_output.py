@@ -83,6 +83,15 @@ def test_an_end_that_is_not_in_the_header_of_its_record(pipe: tuple[int, int]) -
     output.close()
 
 
+def test_ends_of_records_that_are_not_written_do_not_count(pipe: tuple[int, int]) -> None:
+    """LSNs need not rise: a later record has the position of the first one."""
+    output = Output(pipe[1])
+    _put_beyond_the_pipe(output, _framed((150, 3), (120, 3)), [150, 120, 150])
+    assert output.write() == []
+    assert output.take_written_ends() == [150, 120]
+    output.close()
+
+
 def test_ends_in_a_chunk_of_which_nothing_is_known(pipe: tuple[int, int]) -> None:
     output = Output(pipe[1])
     assert output.take_written_ends() == []

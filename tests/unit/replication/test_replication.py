@@ -281,13 +281,31 @@ def test_feedback_for_an_earlier_record_is_not_for_a_later_one_behind_it(feedbac
 def test_feedback_for_a_later_record_confirms_those_behind_before_it() -> None:
     progress = Progress(0)
     tracker = RecordTracker(progress)
-    feed(tracker, (0x910, b"x"), (0x650, b"y"), (0x650, b"y"), (0x640, b"z"), (0x920, b"later"))
+    feed(tracker, (0x910, b"x"), (0x650, b"y"), (0x640, b"z"), (0x920, b"later"))
     progress.written(tracker.take())
     progress.keepalive(0xB00, reply_requested=False)
     progress.feedback(0x650, 0)
     assert progress.is_outstanding
     progress.feedback(0x920, 0)
     assert (progress.confirmed_lsn, progress.is_outstanding) == (0xB00, False)
+
+
+@pytest.mark.parametrize(("first", "lsn"), [(0x100, 0x260), (0x910, 0x260), (0x260, 0x260)])
+def test_feedback_for_a_position_of_several_records_is_for_the_first_one(first: int, lsn: int) -> None:
+    """Such as the rows of a COPY, or a message and the transaction whose first change follows it in the WAL."""
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    feed(tracker, (first, b"x"), (lsn, b"y"), (lsn, b"z"))
+    progress.written(tracker.take())
+    progress.keepalive(0xB00, reply_requested=False)
+    progress.feedback(first, 0)
+    progress.feedback(lsn, 0)
+    assert progress.is_outstanding
+    assert progress.confirmed_lsn == max(first, lsn)
+    feed(tracker, (0xC00, b"later"))
+    progress.written(tracker.take())
+    progress.feedback(0xC00, 0)
+    assert not progress.is_outstanding
 
 
 def test_feedback_for_records_behind_that_comes_together() -> None:
