@@ -18,8 +18,8 @@ keeps five rules:
 5.  Only the end of a transaction may be compared with the position of a keepalive. Of some plugins' records only the beginning is
     known, which may lie before positions that are confirmed already. Such a record is outstanding until feedback for it comes after
     it was written: for a position beyond everything that was there before it, or for its own one, unless the record before has the
-    same (all rows of a COPY have one position). Transactions come in the order of their commits, so this feedback is for all records
-    before it, too.
+    same (all rows of a COPY have one position). Transactions come in the order of their commits, so this feedback is for all
+    records before it, too.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """

@@ -356,8 +356,8 @@ def _check_two_phase(config: StreamConfig, slot: Slot, options: Mapping[str, str
         if loses_prepared(server_version, slot):
             log.warning(
                 "standbys of PostgreSQL 17 do not know from which position on it does: a standby that is promoted sends no rows of"
-                " a transaction that is prepared now (SELECT gid FROM pg_prepared_xacts) and committed after the promotion; end such"
-                " transactions before a failover"
+                " a transaction that is prepared now (SELECT gid FROM pg_prepared_xacts) and committed after the promotion; end"
+                " such transactions before a failover"
             )
 
 

@@ -320,8 +320,12 @@ class Launcher(Background):
     def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         """Record a position up to which nothing more is published, and let the streamer confirm it.
 
-        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it.
+        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it. It is
+        dropped if the log has come beyond it meanwhile.
         """
+        if lsn <= sealer.sealed_lsn:
+            feedback.waiting_idle = None
+            return
         sealer.drain()
         if not writer.open_size and account.record(self.config.staging, lsn, writer.end_lsn):
             feedback.waiting_idle = None

@@ -77,21 +77,22 @@ class Histories:
             if self.rounds.is_hurried:
                 return
             with self._lock.history():
-                if self._bring(table, Position(reached.epoch, lsn)):
-                    del has[table]
+                self._bring(table, Position(reached.epoch, lsn))
+            if stored_histories.missing_until(self._warehouse, table, lsn, lsn) is None:
+                del has[table]
+            else:  # it can't go on, or another process has not ended its copy of the table
+                has[table] = stored_histories.complete_until(self._warehouse, table)
             self.lsn = min([reached.lsn, *has.values()])
             if self._catalog is not None:
                 self._catalog.register([table])
 
-    def _bring(self, table: Table, until: Position) -> bool:
-        """Bring a history to a position. Returns False if it can't go on: one history must not stop all tables."""
+    def _bring(self, table: Table, until: Position) -> None:
         try:
             MERGES.call(
                 lambda: history_table.bring(self._spark, self._warehouse, table, until, self._lock), Exception, where=is_out_of_date
             )
         except WarehouseError as ex:
+            # One history must not stop all tables.
             if table not in self._warned:
                 self._warned.add(table)
                 _logger.warning("the history of %s stays as it is: %s; %s", table, ex.message, ex.hint)
-            return False
-        return True

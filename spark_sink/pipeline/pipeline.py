@@ -336,8 +336,11 @@ class Pipeline(Startable):
 
     @property
     def history_lsn(self) -> int | None:
-        """Up to which LSN the stored histories have all changes; None without them, and before their first round."""
-        return None if self._histories is None else self._histories.lsn
+        """Up to which LSN the stored histories have all changes; None without them, and before their first round.
+
+        With an interval of 0 they follow only at the start and the end. In between nobody looks, and the answer is None, too.
+        """
+        return None if self._histories is None or self._history_interval_s == 0 else self._histories.lsn
 
     def shown(self, table: Table) -> Table:
         """Return a table such that it prints as its name now."""

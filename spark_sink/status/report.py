@@ -23,6 +23,7 @@ from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
 from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
 from spark_sink.warehouse.gaps import TablesGap
+from spark_sink.warehouse.quiet import quiet_until
 from spark_sink.warehouse.warehouse import Warehouse, encode_name
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class Tables:
 
     def __init__(self, house: Warehouse) -> None:
         self.house = house
+        self._tables: dict[str, Table] = {}
         self._versions: dict[str, list[Version]] = {}
         self._unpublished: set[Table] | None = None
 
@@ -164,6 +166,7 @@ class Tables:
         """Return an object for each table. `rungs` takes these objects."""
         tables, root = self.house.tables(), self.house.root
         versions = map_reads(self.house.versions, tables, root)
+        self._tables = {str(table): table for table in tables}
         self._versions = {str(table): found for table, found in zip(tables, versions, strict=True)}
         self._unpublished = published_tables.unpublished(self.house, dict(zip(tables, versions, strict=True)))
         if self.house.changelog(MESSAGES).is_dir():
@@ -206,7 +209,7 @@ class Tables:
             wanted_lsn = 0 if changelog is None else mergeable_lsn(versions, changelog.lsn)
             if lowest is not None and own is not None and own.lsn < min(wanted_lsn, lowest.lsn):
                 # A table may have had no change for days. Then its replica lacks only what has come since.
-                has_lsn = self.house.format.quiet_until(self.house.root / "changelog" / row["directory"], own.lsn)
+                has_lsn = quiet_until(self.house, self._tables[row["table"]], own.lsn)
                 lowest = min(lowest, Position(lowest.epoch, has_lsn), key=lambda each: each.lsn)
         return lowest
 

@@ -18,7 +18,7 @@ from spark_sink.warehouse import appends
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spark_sink.delta.log import TableState
+    from spark_sink.delta.log import LogCache, TableState
 
 __all__ = [
     "ANY",
@@ -102,7 +102,7 @@ class Format(ABC):
     def facts(self, path: Path) -> TableFacts | None:
         """Return facts about a table; None if there is no table. Raises OSError or ValueError if it is damaged."""
 
-    def quiet_until(self, path: Path, lsn: int) -> int:  # noqa: ARG002 - only one of several formats looks
+    def quiet_until(self, path: Path, lsn: int, logs: LogCache) -> int:  # noqa: ARG002 - only one of several formats looks
         """Return up to where a changelog has no change after ``lsn``, as far as facts about its files tell; otherwise ``lsn``."""
         return lsn
 
@@ -132,8 +132,9 @@ class DeltaFormat(Format):
             return None
         return TableFacts(state.lsn or 0, state.rows, state.files, state.size, state.version, state.written_ms)
 
-    def quiet_until(self, path: Path, lsn: int) -> int:
-        return delta_log.quiet_until(delta_log.TableLog(path).refresh().files, lsn)
+    def quiet_until(self, path: Path, lsn: int, logs: LogCache) -> int:
+        with logs.newest(path) as log:
+            return delta_log.quiet_until(log.files, lsn)
 
 
 class ParquetFormat(Format):

@@ -11,6 +11,7 @@ from spark_sink.delta import log as delta_log
 from spark_sink.schema.table import copies_until, mergeable_lsn, replica_begin
 from spark_sink.warehouse import new_changelogs
 from spark_sink.warehouse.formats import SPARK
+from spark_sink.warehouse.quiet import quiet_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,8 +97,7 @@ def complete_until(house: Warehouse, table: Table) -> int:
     """Return the LSN before the first change that a table's history lacks, as far as the files of the changelog tell."""
     found, versions = facts(house, table), house.versions(table)
     known_lsn = (replica_begin(versions) or 0) if found is None else found.known_lsn(versions)
-    with house.logs.newest(house.changelog(table)) as log:
-        return delta_log.quiet_until(log.files, known_lsn)
+    return quiet_until(house, table, known_lsn)
 
 
 def facts(house: Warehouse, table: Table) -> HistoryFacts | None:

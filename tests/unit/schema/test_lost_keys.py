@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.schema.table import Version, mergeable_lsn
+from spark_sink.schema.table import Table, Version, mergeable_lsn
 from spark_sink.status.report import Tables
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -37,6 +37,6 @@ def test_the_ladder_does_not_wait_for_a_lost_key(tmp_path: Path, reached: str, r
     identity = {"version": 1, "format": "delta", "system_id": "1", "database": "d", "slot": "s", "position": "1:0/100"}
     (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(identity))
     tables = Tables(Warehouse.existing(tmp_path))
-    tables._versions = {"public.t": [KEYED, LOST]}
-    row = {"table": "public.t", "directory": "t", "changelog": {"position": "1:0/F0"}, "replica": {"position": reached}}
+    tables._versions, tables._tables = {"public.t": [KEYED, LOST]}, {"public.t": Table("public", "t")}
+    row = {"table": "public.t", "changelog": {"position": "1:0/F0"}, "replica": {"position": reached}}
     assert [(name, str(position)) for name, position in tables.rungs([row])] == [("changelog", "1:0/100"), ("replica", rung)]

@@ -15,6 +15,7 @@ from spark_sink.staging.lock import lock
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.status.text import render_text
+from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import commit
 from support.segments import START_LSN
@@ -153,3 +154,6 @@ def test_a_replica_of_a_quiet_table_lacks_only_what_has_come_since(pipeline: Pat
     commit(house.changelog(table) / "_delta_log", 1, *files)
     rungs = {rung["rung"]: rung["position"] for rung in status(pipeline)["ladder"]}
     assert rungs["replica"] == f"1:{format_lsn(lsn)}"
+    purged_changes.record(house, table, START_LSN + 1)  # of a replica that was put back from before the purge
+    rungs = {rung["rung"]: rung["position"] for rung in status(pipeline)["ladder"]}
+    assert rungs["replica"] == f"1:{format_lsn(START_LSN)}"
