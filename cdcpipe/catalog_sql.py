@@ -102,11 +102,13 @@ LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n
     WHERE s.pnpubid = n.oid AND c.oid = n.relation)
 """
 
-_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) THEN NULL
-        ELSE array_agg(DISTINCT {each}) END"""
+_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) {of} THEN NULL
+        ELSE array_agg(DISTINCT {each}) FILTER (WHERE r.prqual IS NOT NULL) END"""
 _TEXT: Final = "pg_catalog.pg_get_expr(r.prqual, r.prrelid)"
 _DIGEST: Final = "md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))"
 """Of the expression itself, without the places that its parts had in the text of the command."""
+_OF_INSERTS: Final = "FILTER (WHERE n.pubinsert)"
+"""A publication without a filter lifts those of others only for the operations that it publishes."""
 
 
 def published(publications: Iterable[str], server_version: int, *, filters: bool = False, digests: bool = False) -> str:
@@ -120,7 +122,8 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
       is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
-      With ``digests`` it has digests of the filters instead, which need none.
+      With ``digests`` it has digests of the filters instead, which need none. Then NULL means that every INSERT is published: a
+      publication without a filter that publishes only other operations, like TRUNCATE, hides no filter.
 
     The rules are the server's:
 
@@ -130,6 +133,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     """
     has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
+    filter_sql = _FILTERS.format(each=_DIGEST, of=_OF_INSERTS) if digests else _FILTERS.format(each=_TEXT, of="")
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED,
@@ -137,7 +141,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
-        filters=_FILTERS.format(each=_DIGEST if digests else _TEXT) if has_details and (filters or digests) else "NULL::text[]",
+        filters=filter_sql if has_details and (filters or digests) else "NULL::text[]",
     )
 
 

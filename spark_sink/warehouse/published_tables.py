@@ -46,7 +46,7 @@ class SeenTable:
     is_known: bool = False
     """Whether the warehouse had the table."""
     filters: frozenset[str] | None = None
-    """Digests of the row filters; empty if every row is published. None also in a record of an older version."""
+    """Digests of the row filters; empty if every INSERT is published. None also in a record of an older version."""
     unpublished: frozenset[int] | None = None
     """The numbers of its columns that are not published, and of dropped ones. None also in a record of an older version."""
 
