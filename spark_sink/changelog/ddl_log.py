@@ -67,6 +67,11 @@ class DdlLog:
         """The epochs whose publications are noted."""
 
     @property
+    def exists(self) -> bool:
+        """Whether the warehouse has captured DDL."""
+        return self._changelogs.state(DDL) is not None
+
+    @property
     def descriptions(self) -> Descriptions:
         """What the messages up to now say about tables."""
         if self._descriptions is None:
@@ -90,7 +95,7 @@ class DdlLog:
 
     def messages(self, tag: str, after_lsn: int, until_lsn: int) -> Iterator[DdlMessage]:
         """Yield the messages of one command, of the transactions that end in (after_lsn, until_lsn]."""
-        if self._changelogs.state(DDL) is None:
+        if not self.exists:
             return
         is_asked = (F.col("tag") == tag) & F.col("_cdc_end_lsn").between(after_lsn + 1, until_lsn)
         for row in self._changelogs.read(DDL).where(is_asked).select("content").toLocalIterator():

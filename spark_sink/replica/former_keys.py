@@ -2,8 +2,8 @@
 
 An ALTER TYPE of a key's column puts new values into another column, or gives old values another text. The forms are those since the
 last copy. If that does not say its types, or if there is none, the stream's descriptions do: the schema history has them. Unknown
-types are not taken for equal. Old values of the same type have another text after ALTER TYPE … RENAME VALUE: captured DDL tells it.
-Without that, nobody does.
+types are not taken for equal. Old values of the same type have another text after ALTER TYPE … RENAME VALUE: captured DDL tells it,
+once the tables have come as far as the copy. Without captured DDL, nobody does.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spark_sink.changelog.unknown_rows import ALTER_TYPE, changes_texts
 from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.published import PublishedTables
 from spark_sink.spark.sql import quote
+from spark_sink.warehouse.reached import reached_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,10 +78,13 @@ def _altered_types(
 ) -> frozenset[int]:
     """Return the types whose values may have other texts since the copy before. If all ``keys`` have built-in types, none."""
     numbers = {number for number, name in copy.snapshot if name in keys}
-    if not any(number in numbers and format_built_in_type(*found) is None for number, found in _types(copy).items()):
+    types = {found[0] for number, found in _types(copy).items() if number in numbers and format_built_in_type(*found) is None}
+    if not types:
         return frozenset()
     copied = _copy_before(before, copy)
     log, after_lsn = DdlLog(changes.sparkSession, warehouse), 0 if copied is None else copied.end_lsn
+    if log.exists and reached_lsn(warehouse, warehouse.source()) < copy.end_lsn:
+        return frozenset(types)  # the copy is ahead of the stream, which may yet tell of an ALTER TYPE from before it
     return frozenset().union(*(each.types for each in log.messages(ALTER_TYPE, after_lsn, copy.end_lsn) if changes_texts(each)))
 
 

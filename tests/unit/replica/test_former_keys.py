@@ -18,11 +18,12 @@ from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import Source, Warehouse
 from support.ddl_messages import message
 from support.descriptions import ID, table, version
 
 CIDR, INET, MOOD = 650, 869, 16500
+SOURCE = Source("7123", "shop", "slot", ("p",), None, None, Position(1, 50))
 
 
 def told(lsn: int, columns: str, *numbers: int) -> SchemaVersion:
@@ -86,14 +87,15 @@ def test_a_type_of_keys_whose_values_have_other_texts(
     monkeypatch: pytest.MonkeyPatch, statement: str | None, key: int, expected: set[int]
 ) -> None:
     """Each row was a deleted one, too: under the key that the enum's value had before it was renamed."""
-    asked, none = [], cast("Any", None)
+    asked: list[Any] = []
     said = message(tag="ALTER TYPE", statement=statement, types=[{"oid": MOOD, "array": MOOD + 1}])
 
     def messages(*arguments: Any) -> list[Any]:
         asked.append(arguments)
         return [said]
 
-    monkeypatch.setattr(former_keys, "DdlLog", lambda *_: SimpleNamespace(messages=messages))
+    house: Any = SimpleNamespace(source=lambda: SOURCE)
+    monkeypatch.setattr(former_keys, "DdlLog", lambda *_: SimpleNamespace(messages=messages, exists=True))
     earlier, copy = (
         replace(version(lsn, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD, -1)))
         for lsn in (20, 50)
@@ -101,8 +103,32 @@ def test_a_type_of_keys_whose_values_have_other_texts(
     changes: Any = SimpleNamespace(sparkSession=None)
     for before, since in (([version(10, 0, ID)], 0), ([version(10, 0, ID), earlier, version(30, 0, ID)], 20)):
         asked.clear()
-        assert former_keys._altered_types(none, changes, before, copy, {"id"}) == expected
+        assert former_keys._altered_types(house, changes, before, copy, {"id"}) == expected
         assert asked == ([("ALTER TYPE", since, 50)] if key == MOOD else [])
+
+
+@pytest.mark.parametrize(
+    ("reached", "exists", "key", "expected"),
+    [
+        (49, True, MOOD, {MOOD}),
+        (None, True, MOOD, {MOOD}),
+        (50, True, MOOD, set()),
+        (49, True, INET, set()),
+        # Without captured DDL nobody ever tells.
+        (49, False, MOOD, set()),
+    ],
+)
+def test_a_copy_ahead_of_the_stream_may_have_other_texts(
+    monkeypatch: pytest.MonkeyPatch, reached: int | None, key: int, expected: set[int], *, exists: bool
+) -> None:
+    """The ALTER TYPE from before the copy has yet to come: each row was a deleted one, too."""
+    source = replace(SOURCE, position=None if reached is None else Position(1, reached))
+    house: Any = SimpleNamespace(source=lambda: source)
+    log = SimpleNamespace(messages=lambda *_: [], exists=exists)
+    monkeypatch.setattr(former_keys, "DdlLog", lambda *_: log)
+    copy = replace(version(50, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD + 9, -1)))
+    changes: Any = SimpleNamespace(sparkSession=None)
+    assert former_keys._altered_types(house, changes, [version(10, 0, ID)], copy, {"id"}) == expected
 
 
 @pytest.mark.parametrize(
