@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from cdcpipe.catalog_sql import published
 from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.publishing import INSERT_ONLY, REFUSE, own
 from cdcpipe.replication.commands import parse_publication_names
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
@@ -48,6 +50,7 @@ def find_or_create_slot(
     make: Callable[[NewSlot], None] | None = None,
     check: Callable[[list[PublishedTable]], None] | None = None,
     await_copy: Callable[[], None] | None = None,
+    deadline: float | None = None,
 ) -> Slot:
     """Return the slot's state. If the slot does not exist and the configuration asks for it, create publications and slot first.
 
@@ -59,6 +62,8 @@ def find_or_create_slot(
     A standby that copies slots may not have made its copy yet. A slot of its own with the name of the copy would stop its copying
     of all slots. So it gets none, unless the configuration asks for one without a copy. ``await_copy`` waits for the copy, or for
     the promotion; without it, InitError is raised.
+
+    The creation may take the configuration's limit, and no longer than until ``deadline``, a time of `time.monotonic`.
     """
     slot = find_slot(connection, config.slot)
     while slot is None and config.create and config.failover is not False and copies_slots(connection):
@@ -78,7 +83,7 @@ def find_or_create_slot(
         if lost is None:
             check_creatable(connection, config.slot)
         failover = failover_of_new_slot(connection, config.plugin, config.failover)
-        new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), config.create_timeout_s)
+        new = NewSlot(config.slot, config.plugin, failover, is_standby(connection), _creation_limit_s(config, deadline))
         if config.plugin == "pgoutput":
             _create_publications(connection, config, publications, check)
         elif check is not None:
@@ -101,6 +106,12 @@ def find_or_create_slot(
     if not slot.is_new and failover_of_existing_slot(connection, slot, config.failover):
         slot = replace(slot, failover=True)
     return slot
+
+
+def _creation_limit_s(config: SlotConfig, deadline: float | None) -> float | None:
+    if deadline is None:
+        return config.create_timeout_s
+    return min(config.create_timeout_s or NO_LIMIT, max(deadline - time.monotonic(), 0.1))
 
 
 def _copy_missing_error(name: str) -> InitError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import SlotDoesNotExistError, SlotInUseError
@@ -41,16 +40,19 @@ def wait_until_free(
     name: str,
     config: PollConfig,
     *,
+    started_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Slot:
     """Return the slot once a stream from it can start. ``sleep`` makes the pauses between two looks, and may raise.
 
+    The duration is counted from ``started_at``, by ``clock``; by default from now.
+
     Raises SlotInUseError at the end of the duration. Raises at once SlotDoesNotExistError, and InitError for a slot from which
     this connection can never stream: a loop of a poller and a streamer would never end. But a standby drops its copy of a slot, and
     makes it anew, if the copy is lost and the primary's slot is not.
     """
-    started_at = clock()
+    started_at = clock() if started_at is None else started_at
     said, copy_seen_at = None, None
     while True:
         remaining_s = NO_LIMIT if config.duration_s is None else config.duration_s - (clock() - started_at)
@@ -82,20 +84,28 @@ def wait_for_copy(
     name: str,
     config: PollConfig,
     *,
+    started_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until a standby has a copy of its primary's slot, or is promoted. ``sleep`` is as for `wait_until_free`.
+    """Wait until a standby has a copy of its primary's slot, or is promoted. The rest is as for `wait_until_free`.
 
-    Raises SlotDoesNotExistError at the end of the duration, or if no copy comes for long.
+    Raises SlotInUseError at the end of the duration, and SlotDoesNotExistError if no copy comes for long.
     """
-    deadline = clock() + min(NO_LIMIT if config.duration_s is None else config.duration_s, _FIRST_COPY_S)
+    called_at = clock()
+    started_at = called_at if started_at is None else started_at
+    end_at = NO_LIMIT if config.duration_s is None else started_at + config.duration_s
+    deadline = min(end_at, called_at + _FIRST_COPY_S)
     log.info("this standby copies its primary's slots, and has no copy of replication slot %r yet; waiting", name)
     while copies_slots(connection) and find_slot(connection, name) is None:
         remaining_s = deadline - clock()
         if remaining_s <= 0:
+            missing = f"replication slot {name!r} does not exist on this standby, which copies its primary's slots"
+            if deadline == end_at:
+                hint = f"wait longer (-u): the first copy may take {_FIRST_COPY_S:g} s; or make the slot on the primary"
+                raise SlotInUseError(f"{missing}; waited {clock() - started_at:.1f} s", hint=hint)
             raise SlotDoesNotExistError(
-                f"replication slot {name!r} does not exist on this standby, which copies its primary's slots",
+                missing,
                 hint="make the slot on the primary (-c --failover yes), and see with cdcpipe doctor whether the standby can copy"
                 " it; or make a slot for this standby alone, with a name that no slot of the primary has: -c --failover no",
             )
@@ -106,24 +116,21 @@ def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
     """Run poll mode. It uses no walsender, and needs no special role unless it creates a slot.
 
     If it creates a slot, the stream of ``config`` has to be able to start from it. The duration then also limits the wait for
-    running transactions: the shorter of the duration and the configuration's limit counts.
+    running transactions: the shorter of the rest of the duration and the configuration's limit counts.
     """
     slot = config.slot
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
     with connected(slot.parameters, within_s=within_s) as connection, initialising():
+        started_at = time.monotonic()
         if slot.create:
-            if poll.duration_s is not None:
-                slot = replace(slot, create_timeout_s=min(slot.create_timeout_s or NO_LIMIT, max(poll.duration_s, 0.1)))
             publications = asked_publications(config)
-            started_at = time.monotonic()
             find_or_create_slot(
                 connection,
                 slot,
                 publications,
                 check=lambda _: check_new_slot(config, publications),
-                await_copy=lambda: wait_for_copy(connection, slot.slot, poll),
+                await_copy=lambda: wait_for_copy(connection, slot.slot, poll, started_at=started_at),
+                deadline=None if poll.duration_s is None else started_at + poll.duration_s,
             )
-            if poll.duration_s is not None:
-                poll = replace(poll, duration_s=max(0.0, poll.duration_s - (time.monotonic() - started_at)))
-        wait_until_free(connection, slot.slot, poll)
+        wait_until_free(connection, slot.slot, poll, started_at=started_at)
     return ExitCode.SUCCESS

@@ -1,14 +1,16 @@
 """Whether a missing slot is made: not on a standby that copies the slots of its primary."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cdcpipe.config import PollConfig, SlotConfig
-from cdcpipe.errors import InitError, SlotDoesNotExistError
+from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
+from cdcpipe.errors import InitError, SlotDoesNotExistError, SlotInUseError
+from cdcpipe.replication.slot_creation import NewSlot
 from cdcpipe.replication.slots import Slot
 from cdcpipe.subcommands import creation, poll
 from cdcpipe.subcommands.creation import find_or_create_slot
@@ -87,11 +89,59 @@ def test_a_server_that_is_promoted_meanwhile_gets_a_slot(monkeypatch: pytest.Mon
     assert server.made == 1
 
 
-@pytest.mark.parametrize(("duration_s", "waited_s"), [(None, 60.0), (90.0, 60.0), (5.5, 5.5), (0.0, 0.0)])
-def test_a_copy_that_does_not_come_is_a_missing_slot(
-    monkeypatch: pytest.MonkeyPatch, duration_s: float | None, waited_s: float
-) -> None:
+@pytest.mark.parametrize("duration_s", [None, 90.0])
+def test_a_copy_that_does_not_come_is_a_missing_slot(monkeypatch: pytest.MonkeyPatch, duration_s: float | None) -> None:
     server = Server(monkeypatch)
     with pytest.raises(SlotDoesNotExistError, match="which copies its primary's slots"):
         server.find(lambda: server.wait(duration_s))
-    assert (server.made, server.pauses) == (0, waited_s)
+    assert (server.made, server.pauses) == (0, 60.0)
+
+
+@pytest.mark.parametrize("duration_s", [5.5, 0.0])
+def test_a_wait_that_ends_before_a_copy_must_be_there(monkeypatch: pytest.MonkeyPatch, duration_s: float) -> None:
+    """Whoever waits with -u gets 9, and may try again: the standby looks for slots every 30 s."""
+    server = Server(monkeypatch)
+    with pytest.raises(SlotInUseError, match=f"which copies its primary's slots; waited {duration_s} s"):
+        server.find(lambda: server.wait(duration_s))
+    assert (server.made, server.pauses) == (0, duration_s)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "create_timeout_s", "limit_s"),
+    [(60.0, 5.0, 5.0), (5.0, 60.0, 5.0), (0.0, 60.0, 0.1), (5.0, None, 5.0), (None, 60.0, 60.0), (None, None, None)],
+)
+@pytest.mark.parametrize("waited_s", [0.0, 3.0])
+def test_a_slot_is_made_within_the_shorter_of_both_limits(
+    duration_s: float | None,
+    create_timeout_s: float | None,
+    limit_s: float | None,
+    waited_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """-u does not lengthen what --create-timeout allows, and the wait for a copy is a part of it."""
+    server, made, told = Server(monkeypatch), [], []
+    now = 1000.0
+
+    def promote(*_: Any, started_at: float, **__: Any) -> None:
+        nonlocal now
+        assert started_at == 1000.0
+        now += waited_s
+        server.copies = False
+
+    def create(_: object, new: NewSlot) -> bool:
+        made.append(new.timeout_s)
+        return server._create()
+
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(poll, "time", clock)
+    monkeypatch.setattr(creation, "time", clock)
+    monkeypatch.setattr(creation, "create_slot", create)
+    monkeypatch.setattr(poll, "connected", lambda *_, **__: nullcontext(SimpleNamespace(server_version=160000, database="shop")))
+    monkeypatch.setattr(poll, "wait_for_copy", promote)
+    monkeypatch.setattr(poll, "wait_until_free", lambda *_, **more: told.append(more["started_at"]))
+    slot = SlotConfig({}, "shop", create=True, publications=("shop",), create_timeout_s=create_timeout_s)
+    poll.poll_until_free(StreamConfig(slot), PollConfig(duration_s))
+    if duration_s is not None and limit_s is not None:
+        limit_s = min(limit_s, max(duration_s - waited_s, 0.1))
+    assert made == [limit_s]
+    assert told == [1000.0]

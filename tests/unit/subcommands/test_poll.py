@@ -1,14 +1,13 @@
 """What poll mode says of a slot for which it waits."""
 
 import logging
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
+from cdcpipe.config import PollConfig
 from cdcpipe.errors import LostSlotError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.replication.slots import Slot, check_free
 from cdcpipe.subcommands import poll
@@ -108,18 +107,8 @@ def test_a_slot_that_is_no_copy_is_missing_at_once(monkeypatch: pytest.MonkeyPat
         wait(monkeypatch, looks)
 
 
-@pytest.mark.parametrize(
-    ("duration_s", "create_timeout_s", "limit_s"),
-    [(60.0, 5.0, 5.0), (5.0, 60.0, 5.0), (0.0, 60.0, 0.1), (5.0, None, 5.0), (None, 60.0, 60.0), (None, None, None)],
-)
-def test_a_slot_is_made_within_the_shorter_of_both_limits(
-    duration_s: float | None, create_timeout_s: float | None, limit_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """-u does not lengthen what --create-timeout allows."""
-    made: list[SlotConfig] = []
-    monkeypatch.setattr(poll, "connected", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(poll, "wait_until_free", lambda *_: SLOT)
-    monkeypatch.setattr(poll, "find_or_create_slot", lambda _, slot, *__, **___: made.append(slot))
-    slot = SlotConfig({}, "shop", create=True, publications=("shop",), create_timeout_s=create_timeout_s)
-    poll.poll_until_free(StreamConfig(slot), PollConfig(duration_s))
-    assert [each.create_timeout_s for each in made] == [limit_s]
+def test_the_wait_before_is_a_part_of_the_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poll, "find_slot", lambda *_, **__: replace(SLOT, active_pid=7))
+    connection = cast("Any", SimpleNamespace(database="shop"))
+    with pytest.raises(SlotInUseError, match=r"waited 60\.0 s"):
+        poll.wait_until_free(connection, "shop", PollConfig(50.0, 1.0), started_at=10.0, clock=lambda: 70.0)
