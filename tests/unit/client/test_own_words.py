@@ -19,7 +19,7 @@ NOT_ASKED_FOR = (
     "a capture is all that cdcpipe -H wrote",
     "leave the option out, or capture without --streaming",
     "keeps it there, cdcpipe ddl remove removes it",
-    "wait longer (-u), or ",
+    "wait longer (-u)",
     "--two-phase takes them as they come",
     "with --binary the server ends the stream",
     "leave --binary out",

@@ -86,4 +86,4 @@ def test_a_slot_that_standbys_of_17_copy_is_switched_to_two_phase_with_a_warning
 ) -> None:
     """The copy does not know since when. After a promotion, what was prepared before that came without its rows, without a word."""
     stream._check_two_phase(StreamConfig(SlotConfig({}, "shop")), slot, {"two_phase": "on"}, version)
-    assert ("end these before a failover" in caplog.text) == is_warned
+    assert ("transactions before a failover" in caplog.text) == is_warned
