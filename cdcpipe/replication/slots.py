@@ -251,8 +251,8 @@ def check_free(slot: Slot) -> None:
     """Raise SlotInUseError if another connection uses the slot, and InitError if it is a standby's copy of its primary's slot."""
     if slot.is_copy:
         hint = (
-            "connect to the primary; or wait for the promotion: --poll-mode, --standby; or make another slot here: -S NAME -c"
-            " --failover no"
+            "connect to the primary; or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby); or make another slot"
+            " here: -S NAME -c --failover no"
         )
         raise InitError(slot_in_use_message(slot), hint=hint)
     if not slot.is_free:

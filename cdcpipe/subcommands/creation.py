@@ -118,8 +118,8 @@ def _copy_missing_error(name: str) -> InitError:
     return InitError(
         f"the server is a standby that copies its primary's slots (sync_replication_slots), and has no copy of a slot {name!r}: a"
         " slot that is made here would stop the copying of all slots if the primary has, or gets, one of this name",
-        hint="connect to the primary; or wait for the promotion: --poll-mode, --standby; or make a slot for this standby alone,"
-        " with a name that no slot of the primary has: --failover no",
+        hint="connect to the primary; or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby); or make a slot for this"
+        " standby alone, with a name that no slot of the primary has: --failover no",
     )
 
 

@@ -36,7 +36,7 @@ _PARTS: Final = {
     " (--create-timeout, in poll mode also --poll-duration)": "",
     " (--expect-lsn)": "",
     ", or wait for it: --poll-mode, --standby": "",
-    "or wait for the promotion: --poll-mode, --standby": "or start again after the promotion",
+    "or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby)": "or start again after the promotion",
     "set TMPDIR to a larger directory, or keep more in memory (--spill-threshold)": "or name a larger directory (--spill)",
     "-c -P pgoutput": "-c",
     "check the plugin's options (-o)": "the launcher has chosen the plugin's options, so please report this",
