@@ -145,6 +145,27 @@ def test_pg_upgrade_with_the_slot(tmp_path: Path) -> None:
         assert log.gaps == []
 
 
+def test_pg_upgrade_takes_the_slot_along_after_available_now(tmp_path: Path) -> None:
+    """It refuses a slot behind any committed transaction, also if nothing of that is published."""
+    with contextlib.ExitStack() as stack:
+        old, new = (stack.enter_context(postgres.Cluster("18")) for _ in range(2))
+        make_table(old)
+        log = Log(tmp_path, old.dsn)
+        log.land()
+        execute(old, "insert into t values (1)", "create table other (id int)", "insert into other values (1)")
+        log.land(seal=SealPolicy())  # the segment with the row is open until the end
+        old.halt("fast")
+        new.halt("fast")
+        upgrade(old, new)
+        new.resume()
+        execute(new, "insert into t values (2)")
+        [(system_id,)] = execute(new, "select system_identifier::text from pg_control_system()")
+        log = Log(tmp_path, new.dsn)
+        log.land(accept_system_id=system_id)
+        assert log.rows == [1, 2]
+        assert log.gaps == []
+
+
 def test_another_server_with_a_slot_that_pg_upgrade_did_not_take_along(tmp_path: Path) -> None:
     """A dump was restored into it, or its pg_upgrade took no slots along. Nobody knows what happened before the slot was made."""
     with contextlib.ExitStack() as stack:
