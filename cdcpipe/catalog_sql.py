@@ -107,6 +107,7 @@ _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) {of} THEN NULL
 _TEXT: Final = "pg_catalog.pg_get_expr(r.prqual, r.prrelid)"
 _DIGEST: Final = "md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))"
 """Of the expression itself, without the places that its parts had in the text of the command."""
+_OF_ROWS: Final = "FILTER (WHERE n.pubinsert OR n.pubupdate OR n.pubdelete)"
 _OF_INSERTS: Final = "FILTER (WHERE n.pubinsert)"
 """A publication without a filter lifts those of others only for the operations that it publishes."""
 
@@ -133,7 +134,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     """
     has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
-    filter_sql = _FILTERS.format(each=_DIGEST, of=_OF_INSERTS) if digests else _FILTERS.format(each=_TEXT, of="")
+    filter_sql = _FILTERS.format(each=_DIGEST, of=_OF_INSERTS) if digests else _FILTERS.format(each=_TEXT, of=_OF_ROWS)
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED,

@@ -17,9 +17,9 @@ keeps five rules:
     without changes, for which nothing is written.
 5.  Only the end of a transaction may be compared with the position of a keepalive. Of some plugins' records only the beginning is
     known, which may lie before positions that are confirmed already. Such a record is outstanding until feedback for it comes after
-    it was written: for a position beyond everything that was there before it, or for its own one, unless the record before has the
-    same (all rows of a COPY have one position). Transactions come in the order of their commits, so this feedback is for all
-    records before it, too.
+    it was written. This is feedback for a position beyond everything that was there before it, or for its own position, unless the
+    consumer knows that one from an earlier record (all rows of a COPY have one position). Transactions come in the order of their
+    commits, so this feedback is for all records before it, too.
 
 Source: the manual, "Streaming Replication Protocol", Standby status update.
 """
@@ -56,7 +56,7 @@ class Status(NamedTuple):
 class _Behind(NamedTuple):
     """A record that came after everything up to ``before``. It was the ``number``-th end that was received.
 
-    ``own_lsn`` is its position, or 0 if the record before it has the same one: feedback for this position may be for that record.
+    ``own_lsn`` is its position, or 0 if the consumer knows this position already: feedback for it may be for an earlier record.
     """
 
     number: int
@@ -171,7 +171,7 @@ class Progress:
         before = max(self._last_end, self._asked_lsn, self.confirmed_lsn)
         self._received_count += 1
         if not is_end and lsn <= before:
-            self.behind = _Behind(self._received_count, 0 if lsn in (before, self._previous_lsn) else lsn, before)
+            self.behind = _Behind(self._received_count, 0 if lsn in (self._last_end, self._previous_lsn) else lsn, before)
         self._previous_lsn = lsn
         self._end_before = self._last_end
         self._last_end = max(self._last_end, lsn)

@@ -194,7 +194,8 @@ def _compare(
     if then.operations is not None and now.operations is not None and now.operations - then.operations:
         yield Finding(table, lsn, MORE_OPERATIONS)
     # Without filters every row is published. Nobody can tell whether another filter lets more rows through.
-    if then.filters and now.filters is not None and (not now.filters or now.filters - then.filters):
+    publishes_rows = now.operations is None or "insert" in now.operations
+    if then.filters and now.filters is not None and publishes_rows and (not now.filters or now.filters - then.filters):
         yield Finding(table, lsn, MORE_ROWS)
     if then.unpublished and now.unpublished is not None and then.unpublished - now.unpublished:
         yield Finding(table, lsn, MORE_COLUMNS)

@@ -308,6 +308,23 @@ def test_feedback_for_a_position_of_several_records_is_for_the_first_one(first: 
     assert not progress.is_outstanding
 
 
+def test_feedback_for_a_record_at_a_confirmed_idle_position() -> None:
+    """The next change often begins there. Nobody else can have sent this feedback: the consumer was not told of the position."""
+    progress = Progress(0)
+    tracker = RecordTracker(progress)
+    feed(tracker, (0x100, b"x"))
+    progress.written(tracker.take())
+    progress.feedback(0x100, 0)
+    progress.keepalive(0x200, reply_requested=False)
+    assert progress.confirmed_lsn == 0x200
+    feed(tracker, (0x200, b"y"))
+    progress.written(tracker.take())
+    assert progress.is_outstanding
+    progress.feedback(0x200, 0)
+    progress.keepalive(0x300, reply_requested=False)
+    assert (progress.confirmed_lsn, progress.is_outstanding) == (0x300, False)
+
+
 def test_feedback_for_records_behind_that_comes_together() -> None:
     progress = Progress(0)
     tracker = RecordTracker(progress)

@@ -139,6 +139,8 @@ def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes
         ({"filters": ["a"]}, {"filters": []}, [MORE_ROWS]),
         ({"filters": ["a"]}, {"filters": [], "published_by": [7, 8]}, [MORE_ROWS]),
         ({"filters": ["a"]}, {"filters": ["b"]}, [MORE_ROWS]),
+        # No INSERT is published any more.
+        ({"filters": ["a"], "operations": ["insert", "truncate"]}, {"filters": [], "operations": ["truncate"]}, []),
         ({"filters": ["a"]}, {"filters": ["a", "b"], "published_by": [7, 8]}, [MORE_ROWS]),
         ({"filters": ["a", "b"]}, {"filters": ["b"]}, []),
         ({"filters": []}, {"filters": ["a"]}, []),
