@@ -135,8 +135,8 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
             what = "its primary to say which transactions are running, and for these to end"
             hint = f"{_ADVICE} makes it say so; there, {hint}"
         return InitError(
-            f"replication slot {new.name!r} was not created within {new.timeout_s:g} s (--create-timeout, in poll mode also"
-            f" --poll-duration): the server waits for {what}",
+            f"replication slot {new.name!r} was not created within {round(new.timeout_s, 1):g} s"
+            f" (--create-timeout, in poll mode also --poll-duration): the server waits for {what}",
             hint=hint,
         )
     if ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE and "output" in ex.message:
