@@ -168,9 +168,8 @@ class Progress:
 
         With ``is_end`` False, this is where the record begins, and its transaction ends anywhere after that.
         """
-        before = max(self._last_end, self._asked_lsn, self.confirmed_lsn)
         self._received_count += 1
-        if not is_end and lsn <= before:
+        if not is_end and lsn <= (before := max(self._last_end, self._asked_lsn, self.confirmed_lsn)):
             self.behind = _Behind(self._received_count, 0 if lsn in (self._last_end, self._previous_lsn) else lsn, before)
         self._previous_lsn = lsn
         self._end_before = self._last_end

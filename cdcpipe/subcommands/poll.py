@@ -92,10 +92,9 @@ def wait_for_copy(
 
     Raises SlotInUseError at the end of the duration, and SlotDoesNotExistError if no copy comes for long.
     """
-    called_at = clock()
-    started_at = called_at if started_at is None else started_at
+    started_at = clock() if started_at is None else started_at
     end_at = NO_LIMIT if config.duration_s is None else started_at + config.duration_s
-    deadline = min(end_at, called_at + _FIRST_COPY_S)
+    deadline = min(end_at, clock() + _FIRST_COPY_S)
     log.info("this standby copies its primary's slots, and has no copy of replication slot %r yet; waiting", name)
     while copies_slots(connection) and find_slot(connection, name) is None:
         remaining_s = deadline - clock()

@@ -135,8 +135,8 @@ class Follower:
         with self._lock:
             if is_new:
                 self._begins[table] = begin
-            elif (reached := self._reached.get(table, 0)) >= self._wanted.get(table, 0) and table in self._reached:
-                self._reached[table] = max(reached, after_lsn)
+            elif table in self._reached and self._reached[table] >= self._wanted.get(table, 0):
+                self._reached[table] = max(self._reached[table], after_lsn)
             self._behind[table] = position
             self._wanted[table] = position.lsn
 

@@ -6,9 +6,9 @@ Transactions apply in the order of their commits in the WAL, each completely or 
 - a position, ``EPOCH:LSN``: the same, and before a later epoch begins;
 - a time: before the first of the table's transactions that committed later, like PostgreSQL's ``recovery_target_time``. So the
   result is always a state that existed, even if commit times are not in the order of the commits. Captured DDL of the table is such
-  a transaction, too. If a table was copied for the
-  first time later, its first snapshot counts if there is no transaction in between: it shows the same rows. A later copy never
-  counts for a time before it: it was made because the stream did not tell all rows, in a gap or after some ALTER TABLE.
+  a transaction, too. If a table was copied for the first time later, its first snapshot counts if there is no transaction in
+  between: it shows the same rows. A later copy never counts for a time before it: it was made because the stream did not tell all
+  rows, in a gap or after some ALTER TABLE.
 
 If the table has a stored history (replica/history_table.py) that has the place, the rows are those of the versions valid there. It
 may have them after a purge of the changelog, too, but then an LSN has to say where to stop: the times of purged commits are gone.
@@ -190,9 +190,10 @@ def _limiting(house: Warehouse, table: Table, at: At, late_copies: Sequence[int]
 
 def _late_command(spark: SparkSession, house: Warehouse, table: Table, at: At) -> int | None:
     """Return the LSN of the table's first version after the time ``at`` that captured DDL tells. It may come without any change."""
-    logs, lsns = changelogs_of(spark, house), sorted({version.end_lsn for version in house.versions(table)})
+    logs = changelogs_of(spark, house)
     if not isinstance(at, datetime) or logs.state(DDL) is None:
         return None
+    lsns = sorted({version.end_lsn for version in house.versions(table)})
     late = logs.read(DDL).where(_is_after(at) & F.col("_cdc_end_lsn").isin(lsns))
     lsn: int | None = late.agg(F.min("_cdc_end_lsn")).collect()[0][0]
     return lsn

@@ -190,16 +190,17 @@ def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: Da
     if not warehouse.keeps_deleted:
         return replay(warehouse, table, since, until_lsn=until.lsn, want=want)
     state = delta.state(path)
-    is_set_back = state is not None and _is_set_back(warehouse, table)
-    if is_set_back and purged_changes.last_lsn(warehouse, table):
-        _logger.warning(
-            "%s: RESTORE has set the replica back, and earlier changes were purged: rows that were deleted before the copy may be"
-            " missing, or have its time",
-            table,
-        )
-    elif state is None or is_set_back:
+    if state is not None and _is_set_back(warehouse, table):
+        if purged_changes.last_lsn(warehouse, table):
+            _logger.warning(
+                "%s: RESTORE has set the replica back, and earlier changes were purged: rows that were deleted before the copy may"
+                " be missing, or have its time",
+                table,
+            )
+        else:
+            state = None  # the changelog has all deleted rows, and the replica has not
+    if state is None:
         return replay_all(warehouse, table, changes, until_lsn=until.lsn, want=None if snapshots else want)
-    assert state is not None
     rows = replay(warehouse, table, since, until_lsn=until.lsn, want=want, keeps_deleted=True)
     if not snapshots:
         return rows
