@@ -14,9 +14,11 @@ from typing import Final
 from cdcpipe.sql import quote_literal
 
 __all__ = [
+    "DIGESTS",
     "FIRST_USER_OID",
     "GENERATED_COLUMNS_SINCE",
     "SCHEMAS_LISTS_FILTERS_SINCE",
+    "TEXTS",
     "has_deferrable_key",
     "has_identity",
     "identity_of",
@@ -102,17 +104,24 @@ LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n
     WHERE s.pnpubid = n.oid AND c.oid = n.relation)
 """
 
-_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) {of} THEN NULL
+TEXTS, DIGESTS = "texts", "digests"
+"""What `published` tells of row filters."""
+
+_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {of}) THEN NULL
         ELSE array_agg(DISTINCT {each}) FILTER (WHERE r.prqual IS NOT NULL) END"""
-_TEXT: Final = "pg_catalog.pg_get_expr(r.prqual, r.prrelid)"
-_DIGEST: Final = "md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))"
-"""Of the expression itself, without the places that its parts had in the text of the command."""
-_OF_ROWS: Final = "FILTER (WHERE n.pubinsert OR n.pubupdate OR n.pubdelete)"
-_OF_INSERTS: Final = "FILTER (WHERE n.pubinsert)"
+_NO_FILTERS: Final = "NULL::text[]"
+_TOLD_FILTERS: Final = {
+    None: _NO_FILTERS,
+    TEXTS: _FILTERS.format(each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", of="n.pubinsert OR n.pubupdate OR n.pubdelete"),
+    # Of the expression itself, without the places that its parts had in the text of the command.
+    DIGESTS: _FILTERS.format(
+        each="md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))", of="n.pubinsert"
+    ),
+}
 """A publication without a filter lifts those of others only for the operations that it publishes."""
 
 
-def published(publications: Iterable[str], server_version: int, *, filters: bool = False, digests: bool = False) -> str:
+def published(publications: Iterable[str], server_version: int, *, filters: str | None = None) -> str:
     """Return a subquery, in parentheses, with one row for each table that the stream of these publications describes.
 
     Its columns are:
@@ -121,10 +130,10 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     - ``numbers``: the ``attnum`` of the published columns;
     - ``has_list``: whether a publication lists them, so that a new column is not published;
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
-    - ``filters``: the row filters. A row is published if it passes one of them; NULL means that every row is published. The column
-      is also NULL if the argument ``filters`` is False, because reading the text of a row filter needs a lock on its table.
-      With ``digests`` it has digests of the filters instead, which need none. Then NULL means that every INSERT is published: a
-      publication without a filter that publishes only other operations, like TRUNCATE, hides no filter.
+    - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters: a row is published if it passes one of them, and
+      NULL means that every row is published. Reading the text of a row filter needs a lock on its table. With `DIGESTS` it has
+      digests of the filters, which need none. NULL then means that every INSERT is published: a publication without a filter that
+      publishes only other operations hides no filter.
 
     The rules are the server's:
 
@@ -134,7 +143,6 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
     """
     has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
-    filter_sql = _FILTERS.format(each=_DIGEST, of=_OF_INSERTS) if digests else _FILTERS.format(each=_TEXT, of=_OF_ROWS)
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED,
@@ -142,7 +150,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: bool
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
-        filters=filter_sql if has_details and (filters or digests) else "NULL::text[]",
+        filters=_TOLD_FILTERS[filters] if has_details else _NO_FILTERS,
     )
 
 
@@ -168,7 +176,7 @@ def published_by_new(
         schemas="",
         details="",
         list=f"CASE n.relation::int8{lists} END" if lists else "NULL::int2[]",
-        filters="NULL::text[]",
+        filters=_NO_FILTERS,
     )
 
 

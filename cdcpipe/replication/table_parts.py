@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, published
+from cdcpipe.catalog_sql import DIGESTS, SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, published
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 
@@ -112,7 +112,7 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         # The numbers of dropped columns count: relnatts is the greatest number.
         " (SELECT json_agg(n ORDER BY n) FROM pg_catalog.pg_class c CROSS JOIN generate_series(1, c.relnatts::int4) AS n"
         "  WHERE c.oid = w.relation_id AND n <> ALL (w.numbers))::text"
-        f" FROM {published(names, connection.server_version, digests=True)} AS w",
+        f" FROM {published(names, connection.server_version, filters=DIGESTS)} AS w",
         timeout_s=_TIMEOUT_S,
     )
     return {

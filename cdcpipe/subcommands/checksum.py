@@ -185,7 +185,7 @@ class Checksums:
         rows = self._connection.execute(
             "SELECT n.nspname, c.relname, (SELECT json_agg(a.attname) FROM pg_attribute a"
             "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers)), to_json(p.filters)"
-            f" FROM {catalog_sql.published(publications, self._connection.server_version, filters=True)} AS p"
+            f" FROM {catalog_sql.published(publications, self._connection.server_version, filters=catalog_sql.TEXTS)} AS p"
             " JOIN pg_class c ON c.oid = p.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace"
         )
         return {

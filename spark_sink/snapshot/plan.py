@@ -313,7 +313,7 @@ def _first_line(ex: BaseException) -> str:
 
 def _tables_query(publications: Sequence[str], server_version: int) -> str:
     return _TABLES.format(
-        published=catalog_sql.published(publications, server_version, filters=True),
+        published=catalog_sql.published(publications, server_version, filters=catalog_sql.TEXTS),
         is_identity_index=catalog_sql.is_identity_index("i", "c"),
         key_numbers=catalog_sql.key_numbers("i"),
         primary_key=catalog_sql.primary_key_of("c.oid"),

@@ -136,7 +136,7 @@ class Catalog:
         return text
 
     def ours(self, *names: str) -> list[tuple[object, ...]]:
-        published = catalog_sql.published(names, self.version * 10000, filters=True)
+        published = catalog_sql.published(names, self.version * 10000, filters=catalog_sql.TEXTS)
         return self.connection.execute(_PUBLISHED.format(published=published)).fetchall()
 
     def view(self, name: str) -> list[tuple[object, ...]]:
