@@ -130,8 +130,8 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     - ``numbers``: the ``attnum`` of the published columns;
     - ``has_list``: whether a publication lists them, so that a new column is not published;
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
-    - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters: a row is published if it passes one of them, and
-      NULL means that every row is published. Reading the text of a row filter needs a lock on its table. With `DIGESTS` it has
+    - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters: a row is published if it passes one of them,
+      and NULL means that every row is published. Reading the text of a row filter needs a lock on its table. With `DIGESTS` it has
       digests of the filters, which need none. NULL then means that every INSERT is published: a publication without a filter that
       publishes only other operations hides no filter.
 
