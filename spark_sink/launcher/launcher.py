@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
+    from spark_sink.staging.lock import StagingLock
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
 
@@ -105,6 +106,8 @@ class Launcher(Background):
         super().__init__("cdcpipe-launcher")
         self.config = config
         self.prepared: Prepared | None = None
+        self.lock: StagingLock | None = None
+        """The lock of the staging directory, if the owner has taken it. The launcher releases it at its end in any case."""
         self.tables: FedTables | None = None
         """The tables that are fed from this log, if the owner knows them. A log that ends before them is an older copy."""
         self.read_copied_lsn: Callable[[], int] = lambda: 0
@@ -176,7 +179,7 @@ class Launcher(Background):
         policy = RestartPolicy(random.random, reconnect_s=config.reconnect_s)
         with contextlib.ExitStack() as stack:
             writer = stack.enter_context(
-                StagingWriter(config.staging, slot=config.slot, retention=config.retention, hook=config.hook)
+                StagingWriter(config.staging, slot=config.slot, retention=config.retention, hook=config.hook, lock=self.lock)
             )
             opening = Opening(
                 config,

@@ -8,8 +8,9 @@
 
     run(config)                                 # the same, until it ends
 
-The runner's own thread starts the launcher, copies the existing rows of the tables if necessary, starts the pipeline and the
-upkeep, and stops them at the end. So an interrupt of the waiting thread (^C) never hits a call to Spark.
+The runner's own thread locks the staging directory, starts the launcher, copies the existing rows of the tables if necessary,
+starts the pipeline and the upkeep, and stops them at the end. So an interrupt of the waiting thread (^C) never hits a call to
+Spark.
 
 Failures that can be foreseen are raised before a slot is created. If an error ends a run, the runner records it in the staging
 directory, where ``status`` finds it.
@@ -47,6 +48,7 @@ from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
 from spark_sink.staging import last_error, samples
+from spark_sink.staging.lock import StagingLock
 from spark_sink.staging.log import log_end
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
@@ -183,6 +185,9 @@ class Runner(Background):
         config = self.config
         for text in config.without_effect():
             _logger.warning("%s", text)
+        self._check_stopping()
+        # Before anything is written: a start that is refused must not change what the process that works here relies on.
+        self.launcher.lock = stack.enter_context(StagingLock(config.launcher.staging))
         stack.enter_context(self.monitor)  # before the launcher, which may wait for the slot: the metrics tell of the server
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)

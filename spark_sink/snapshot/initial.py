@@ -79,7 +79,8 @@ class InitialSnapshot(Snapshot):
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
         """Find out whether there is something to copy. If so, export the snapshot, which may create the slot.
 
-        Returns early once ``is_stopping`` is True; there is nothing to copy then.
+        The caller holds the lock of the staging directory, because this writes in the warehouse. Returns early once ``is_stopping``
+        is True; there is nothing to copy then.
         """
         found = read_json(path_in(self.warehouse))
         if found is not None and found.get("version") != FORMAT:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
@@ -18,7 +18,10 @@ from spark_sink.files.lock import release, try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
-__all__ = ["is_own", "lock", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["StagingLock", "is_own", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
@@ -52,7 +55,33 @@ def make_root(root: Path) -> None:
         raise StagingError(msg, hint="run as its owner, or give another --staging directory")
 
 
-def lock(root: Path) -> int:
+class StagingLock:
+    """Holds the lock of a staging directory until `close`, or until this process ends."""
+
+    def __init__(self, root: Path) -> None:
+        """Create the directory if it does not exist, lock and sign it. Raises StagingError if another launcher holds the lock."""
+        make_root(root)
+        self._fd, self._pid = _lock(root), os.getpid()
+
+    def sign(self) -> None:
+        """Sign the lock again: on a full disk it may still lack its owner."""
+        sign(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _type: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock. A second call does nothing."""
+        if self._fd >= 0:
+            release(self._fd, self._pid)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _lock(root: Path) -> int:
     """Take the directory's lock, and sign it. Raises StagingError if another launcher holds the lock."""
     path = root / "lock"
     try:

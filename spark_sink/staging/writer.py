@@ -30,12 +30,11 @@ import numpy as np
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import fsync_directory, named, write_json
-from spark_sink.files.lock import release
 from spark_sink.files.system_hints import THEN, hint_of, is_full
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.leftovers import remove_empty_epochs, remove_leftovers
-from spark_sink.staging.lock import lock, make_root, sign, try_file_system
+from spark_sink.staging.lock import StagingLock, try_file_system
 from spark_sink.staging.log import (
     FORMAT,
     Epoch,
@@ -145,8 +144,11 @@ class StagingWriter:
         slot: str,
         retention: Retention | None = None,
         hook: Callable[[Failpoint], None] | None = None,
+        lock: StagingLock | None = None,
     ) -> None:
         """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails.
+
+        A caller that holds the lock already passes it as ``lock``. From now on the writer has it.
 
         If the disk is full, make room first: delete the leftovers of earlier launchers. If this is not enough, remove segments that
         all readers have read, except those that ``retention`` keeps.
@@ -163,8 +165,7 @@ class StagingWriter:
         self._pos = 0
         self._boundaries = Boundaries()
         self._start_lsn = 0
-        make_root(self.root)
-        self._lock_fd, self._pid = lock(self.root), os.getpid()
+        self._lock = StagingLock(self.root) if lock is None else lock
         try:
             self._check_slot(slot)
             self._try_file_system(retention)
@@ -184,10 +185,7 @@ class StagingWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if self._lock_fd >= 0:
-            release(self._lock_fd, self._pid)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._lock.close()
 
     @property
     def end_lsn(self) -> int:
@@ -219,7 +217,7 @@ class StagingWriter:
         else:
             try_file_system(self.root)
         with self._translated(self.root / "lock"):
-            sign(self._lock_fd)  # again: a full disk may have had no room for this, either
+            self._lock.sign()  # again: a full disk may have had no room for this, either
 
     def _check_log(self) -> None:
         """Check that the log is a chain, and that each segment ends at the LSN in its name."""

@@ -1,8 +1,6 @@
 """Replicas compared with PostgreSQL: equal tables are never reported as different, and differences are found under any load."""
 
-import contextlib
 import json
-import os
 import random
 import re
 import shutil
@@ -29,7 +27,7 @@ from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import register_views
 from spark_sink.schema.table import Table
 from spark_sink.staging.filler import SealPolicy
-from spark_sink.staging.lock import lock
+from spark_sink.staging.lock import StagingLock
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.verify import comparison
 from spark_sink.verify.canonical import Canonical
@@ -548,16 +546,6 @@ def test_a_table_that_has_lost_its_key_is_not_said_to_be_right(
     road.connection.close()
 
 
-@contextlib.contextmanager
-def staging_lock_of(staging: Path) -> Iterator[None]:
-    """Hold the lock of a staging directory, as a launcher does that looks for its server."""
-    fd = lock(staging)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
 def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: Any, tmp_path: Path) -> None:
     """A table that can't be compared is not reported as equal."""
     road = Verified(database, spark, tmp_path, slot="refusing")
@@ -579,7 +567,7 @@ def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: An
     road.execute("insert into t values (2)")
     with pytest.raises(VerifyError, match=r"slot refusing (has changes that the tables lack|did not reach)"):
         road.verify("t")
-    with staging_lock_of(road.staging), pytest.raises(VerifyError, match="did not reach") as raised:
+    with StagingLock(road.staging), pytest.raises(VerifyError, match="did not reach") as raised:
         road.verify("t", timeout_s=0.5)
     assert "does not use the slot now" in str(raised.value.hint)
     road.prepared = road.land().prepared

@@ -62,8 +62,8 @@ class Server:
 
 def abandon(writer: StagingWriter) -> None:
     """Simulate the end of a process: close the descriptor of the lock, which releases the lock."""
-    os.close(writer._lock_fd)
-    writer._lock_fd = -1
+    os.close(writer._lock._fd)
+    writer._lock._fd = -1
 
 
 def land(root: Path, server: Server, hook: Callable[[Failpoint], None] | None = None, chunk: int = 100) -> None:

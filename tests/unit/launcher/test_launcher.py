@@ -42,7 +42,7 @@ from spark_sink.staging import account, copied, lock, recorded_gap
 from spark_sink.staging.changes import count_changes
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.lock import StagingLock, lock_owner
 from spark_sink.staging.log import (
     Epoch,
     OtherSourceError,
@@ -811,6 +811,16 @@ def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
         until(lambda: launcher.progress.transactions == len(WORK))
     made.check(WORK)
     assert sum("prepare" in arguments for arguments in made.starts) == 1
+
+
+def test_its_owner_may_have_taken_the_lock(fake: Callable[..., Fake]):
+    made = fake()
+    launcher = Launcher(made.config())
+    launcher.lock = StagingLock(made.staging)
+    with launcher:
+        launcher.wait()
+    made.check(WORK)
+    assert lock_owner(made.staging) is None
 
 
 @pytest.mark.parametrize("failpoint", [Failpoint.BEFORE_WRITE, Failpoint.BEFORE_FSYNC, Failpoint.AFTER_RENAME])

@@ -22,11 +22,13 @@ from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import jvm, session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 from spark_sink.staging.filler import SealPolicy
+from spark_sink.staging.lock import StagingLock, lock_owner
 from spark_sink.staging.log import Position, StagingError
 from support.staged import make_epoch
 
@@ -232,6 +234,36 @@ def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.Mon
     noted = last_error.read(tmp_path / "staging")
     assert noted is not None
     assert (noted["command"], noted["message"]) == ("run", "unexpected FileNotFoundError")
+
+
+def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its note of an initial snapshot kept the run that worked there from copying any table, until a restart."""
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    config = launcher(tmp_path, command=("/nonesuch/cdcpipe",), create_slot=True)
+    with StagingLock(tmp_path / "staging"):
+        with (
+            pytest.raises(StagingError, match="another launcher uses"),
+            Runner(RunConfig(config, tmp_path / "warehouse", snapshot="initial")) as made,
+        ):
+            made.wait()
+        assert list((tmp_path / "staging").rglob("snapshot_export")) == []
+    assert not (tmp_path / "warehouse").exists()
+
+
+def test_a_run_holds_the_lock_while_the_server_exports_the_snapshot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The server may wait for running transactions. A second start recorded its refusal as the last error of this run."""
+    owners = []
+
+    def fail(*_: object) -> None:
+        owners.append(lock_owner(tmp_path / "staging"))
+        raise InitError("no snapshot")
+
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(InitialSnapshot, "prepare", fail)
+    with pytest.raises(InitError, match="no snapshot"), Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse")) as made:
+        made.wait()
+    assert [owner is not None and owner["pid"] for owner in owners] == [os.getpid()]
+    assert lock_owner(tmp_path / "staging") is None
 
 
 def noted(tmp_path: Path) -> Runner:

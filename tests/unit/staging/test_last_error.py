@@ -10,11 +10,11 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, SlotDoesNotExistError
 from spark_sink.staging import last_error
-from spark_sink.staging.lock import lock
+from spark_sink.staging.lock import StagingLock
 
 
 def test_only_the_owner_of_the_directory_records_its_error(tmp_path: Path) -> None:
-    fd = lock(tmp_path)
+    lock = StagingLock(tmp_path)
     last_error.note(tmp_path, "run", CdcpipeError("mine"))
     owner = json.loads((tmp_path / "lock").read_text())
     # The second one stands for a process in a container of the same host name, which has the same id there.
@@ -25,7 +25,7 @@ def test_only_the_owner_of_the_directory_records_its_error(tmp_path: Path) -> No
     found = last_error.read(tmp_path)
     assert found is not None
     assert found["message"] == "mine"
-    os.close(fd)
+    lock.close()
     last_error.clear(tmp_path)
     assert last_error.read(tmp_path) is None
 

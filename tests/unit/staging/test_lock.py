@@ -17,7 +17,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.staging import account, last_error
 from spark_sink.staging import lock as staging_lock
 from spark_sink.staging import writer as staging_writer
-from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.lock import StagingLock, lock_owner
 from spark_sink.staging.log import StagingError, list_epochs, list_segments
 from spark_sink.staging.readers import read_readers
 from spark_sink.staging.writer import Failpoint, StagingWriter
@@ -46,13 +46,14 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, slot: str, monkey
     """A notebook may have a pool of processes: a child has the files that were open when it was forked, for as long as it lives."""
     of_child: list[int] = []
 
-    def locked(root: Path) -> int:
-        of_child.append(os.dup(fd := staging_lock.lock(root)))
-        return fd
+    class ForkedLock(StagingLock):
+        def __init__(self, root: Path) -> None:
+            super().__init__(root)
+            of_child.append(os.dup(self._fd))
 
     with StagingWriter(tmp_path, slot="s") as writer:
         writer.begin_epoch(**SOURCE, first_lsn=0x100)
-    monkeypatch.setattr(staging_writer, "lock", locked)
+    monkeypatch.setattr(staging_writer, "StagingLock", ForkedLock)
     with suppress(StagingError), StagingWriter(tmp_path, slot=slot):
         assert lock_owner(tmp_path) is not None
     assert lock_owner(tmp_path) is None
@@ -62,7 +63,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, slot: str, monkey
 
 def test_a_forked_child_that_closes_the_writer_leaves_the_lock_with_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     writer = StagingWriter(tmp_path, slot="s")
-    with os.fdopen(os.dup(writer._lock_fd)):  # the parent's
+    with os.fdopen(os.dup(writer._lock._fd)):  # the parent's
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: -1)
             writer.close()
@@ -215,7 +216,7 @@ def test_the_hint_fits_what_keeps_the_lock_from_being_written(
 
     monkeypatch.setattr(os, "ftruncate", fail)
     with pytest.raises(StagingError) as raised:
-        staging_lock.lock(tmp_path)
+        StagingLock(tmp_path)
     assert hint in str(raised.value.hint)
 
 
@@ -225,7 +226,7 @@ def test_a_full_disk_does_not_keep_the_launcher_from_its_lock(tmp_path: Path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", fail)
-        fd = staging_lock.lock(tmp_path)
-    staging_lock.sign(fd)  # as soon as it has made room
-    assert (lock_owner(tmp_path) or {}).get("pid") == os.getpid()
-    os.close(fd)
+        lock = StagingLock(tmp_path)
+    with lock:
+        lock.sign()  # as soon as it has made room
+        assert (lock_owner(tmp_path) or {}).get("pid") == os.getpid()

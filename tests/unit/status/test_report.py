@@ -1,7 +1,6 @@
 """`describe`: what status says of the server and the log together."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.client.slot_monitor import SlotReport
 from spark_sink.staging import account
-from spark_sink.staging.lock import lock
+from spark_sink.staging.lock import StagingLock
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.status.text import render_text
@@ -73,9 +72,8 @@ def test_a_slot_that_is_beyond_the_account_was_moved(pipeline: Path) -> None:
 
 
 def test_the_launcher_has_the_documented_fields(pipeline: Path) -> None:
-    fd = lock(pipeline / "staging")
-    assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
-    os.close(fd)
+    with StagingLock(pipeline / "staging"):
+        assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
     assert status(pipeline)["launcher"] is None
 
 
