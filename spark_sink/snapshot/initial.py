@@ -157,11 +157,14 @@ class InitialSnapshot(Snapshot):
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Take care that no look from before the snapshot lacks tables that it copies: the next look would take them for new."""
-        if not self.warehouse.exists:
-            published_tables.forget(self.warehouse)  # by a run that was killed; the next one looks after the snapshot
-        elif has_log(self.config.staging) and published_tables.read(self.warehouse) is not None:
+        if self.warehouse.exists and has_log(self.config.staging) and published_tables.read(self.warehouse) is not None:
             look_before_copies(self.config, self.warehouse, is_stopping)
-        return super()._take(is_stopping)
+        export = super()._take(is_stopping)
+        if not self.warehouse.exists:
+            # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
+            # a run with --available-now copies without its launcher, which had the other lock.
+            published_tables.forget(self.warehouse)
+        return export
 
     def _bind(self, epoch: Epoch) -> None:
         self.warehouse.open(epoch, former_system_ids(self._epochs))

@@ -11,6 +11,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.client.prepare import Prepared
+from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
@@ -213,7 +214,9 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
     )
     config = LauncherConfig("slot", staging, create_slot=True)
     InitialSnapshot(config, house, "initial").prepare(lambda: False)
-    assert records == [seen(server) if is_open else None]
+    assert read(house) == (seen(server) if is_open else None)
+    if is_open:  # the look comes before the snapshot
+        assert records == [seen(server)]
     server = replace(server, wal_lsn=LSN(200))
     if not is_open:
         publication.begin(house, config, server, lambda: False)
@@ -222,6 +225,20 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
     server = replace(server, wal_lsn=LSN(300))
     assert CatalogLook(config, house).look(lambda: False)
     assert waiting(house) == []
+
+
+def test_a_start_beside_a_run_that_copies_keeps_the_first_look_of_that_run(tmp_path: Path) -> None:
+    """That run may have only begun to start Spark: it has no warehouse yet. Later looks are compared with the first one."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    first = seen(found(table("old", relation_id=50), lsn=100))
+    write(house, first)
+    held = house.local_root(staging) / "_cdcpipe/snapshot_export/lock"
+    held.parent.mkdir(parents=True)
+    snapshot = InitialSnapshot(LauncherConfig("slot", staging, create_slot=True), house)
+    snapshot._note(is_complete=False)
+    with hold_alone(held), pytest.raises(SnapshotError, match="another process holds a snapshot"):
+        snapshot.prepare(lambda: False)
+    assert read(house) == first
 
 
 def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
