@@ -178,7 +178,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 TEMPORARY_PREFIX = ".tmp-"
-"""The names of half-written files begin with this. A launcher that starts deletes such files."""
+"""The names of half-written files begin with this. A launcher that starts deletes those that are left."""
 
 
 def write_json(path: Path, value: dict[str, Any], mode: int = 0o600) -> None:

@@ -22,23 +22,28 @@ __all__ = ["remove_empty_epochs", "remove_leftovers"]
 
 _INDEX = re.compile(r"\..+\.idx\.[0-9]+-[0-9]+", re.ASCII)
 """The name of a half-written index (index.py). A reader that is still writing it goes on without the file."""
-_READERS_S = 86400.0
-"""The age of a half-written file in `readers/` that nobody is writing any more. A program whose file is deleted would fail."""
+_SHARED_S = 86400.0
+"""The age of a half-written file that nobody is writing any more, where other programs than the launcher write, too.
+
+These are the root (`snapshot`, `doctor`) and `readers/` (pipelines). A program whose file is deleted would fail.
+"""
 
 
 def remove_leftovers(root: Path, before: int | None = None) -> None:
-    """Delete open segments and half-written files: in epochs with a lower number than ``before``, or in all."""
-    for path in root.glob(f"{TEMPORARY_PREFIX}*"):
-        path.unlink(missing_ok=True)
+    """Delete open segments and half-written files in epochs with a lower number than ``before``, or in all.
+
+    In the root and in `readers/`, delete half-written files that are old.
+    """
     for number in epoch_numbers(root):
         if before is None or number < before:
             for path in list(epoch_directory(root, number).iterdir()):
                 if path.suffix == ".open" or path.name.startswith(TEMPORARY_PREFIX) or _INDEX.fullmatch(path.name):
                     path.unlink(missing_ok=True)
-    for path in (root / "readers").glob(f"{TEMPORARY_PREFIX}*"):
-        with suppress(FileNotFoundError):  # it has got its name
-            if time.time() - path.stat().st_mtime > _READERS_S:
-                path.unlink()
+    for directory in (root, root / "readers"):
+        for path in directory.glob(f"{TEMPORARY_PREFIX}*"):
+            with suppress(FileNotFoundError):  # it has got its name
+                if time.time() - path.stat().st_mtime > _SHARED_S:
+                    path.unlink()
 
 
 def remove_empty_epochs(root: Path, before: int) -> None:

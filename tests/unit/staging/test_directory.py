@@ -172,7 +172,6 @@ def test_files_of_earlier_launchers_are_removed(tmp_path: Path):
     land(tmp_path, server)
     (tmp_path / "000001" / f"{WORK[3].end_lsn:016X}.open").write_bytes(b"half")
     (tmp_path / "000001" / ".tmp-1").write_bytes(b"half")
-    (tmp_path / ".tmp-2").write_bytes(b"half")
     (tmp_path / "000002").mkdir()
     server.transactions = WORK
     land(tmp_path, server)
