@@ -323,18 +323,16 @@ class Launcher(Background):
     def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
         """Record a position up to which nothing more is published, and let the streamer confirm it.
 
-        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it. It is
-        dropped if the log has come beyond it meanwhile.
+        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it. One that
+        the sealed log has reached needs no record: it comes at the start of another stream, or has waited.
         """
-        if lsn <= sealer.sealed_lsn:
-            feedback.waiting_idle = None
-            return
-        sealer.drain()
-        if not writer.open_size and account.record(self.config.staging, lsn, writer.end_lsn):
-            feedback.waiting_idle = None
-            feedback.allow(lsn)
-        else:
-            feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
+        if lsn > sealer.sealed_lsn:
+            sealer.drain()
+            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn):
+                feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
+                return
+        feedback.waiting_idle = None
+        feedback.allow(lsn)
 
     def _try_waiting_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
         """Record an idle position that waits if that is due, and return when ``_pump`` has to look again."""

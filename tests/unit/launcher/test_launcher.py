@@ -539,6 +539,16 @@ def test_an_idle_position_that_the_disk_has_refused_is_recorded_later(fake: Call
     made.check(WORK)
 
 
+@pytest.mark.parametrize("idle_lsn", [WORK[-2].end_lsn, WORK[-1].end_lsn])
+def test_an_idle_position_in_the_log_is_confirmed_to_the_next_streamer(fake: Callable[..., Fake], idle_lsn: int):
+    """A streamer that starts again may first tell one from before the end of the log. It tells no other until it is confirmed."""
+    made = fake(WORK, [{}, {"exit": 3}, {"idle": format_lsn(idle_lsn)}])
+    with Launcher(made.config(available_now=False)):
+        until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+    assert made.starts[-1][made.starts[-1].index("--startpos") + 1] == format_lsn(WORK[-1].end_lsn)
+    made.check(WORK)
+
+
 def test_the_idle_position_at_the_end_is_confirmed_after_an_open_segment_is_sealed(fake: Callable[..., Fake]):
     """pg_upgrade refuses a slot behind a committed transaction, also if the transaction changed nothing that is published."""
     made = fake(WORK, [{}, {"idle": "0/4000"}])
