@@ -66,6 +66,11 @@ class Server:
     clock_ahead_s: float
     """How far the server's clock is ahead of ours. A difference smaller than the duration of the query counts as 0."""
 
+    @property
+    def copies_slots(self) -> bool:
+        """Whether the server is a standby that copies its primary's slots, as `cdcpipe.replication.server.copies_slots` tells."""
+        return self.is_standby and self.settings.get("sync_replication_slots") == "on"
+
     def slot(self, name: str) -> Slot | None:
         """Return the slot of this name, or None."""
         return next((slot for slot in self.slots if slot.name == name), None)

@@ -128,7 +128,7 @@ def _is_copy(facts: Facts) -> bool:
 def _not_copying(server: Server) -> Iterator[Verdict]:
     """Yield a verdict for each setting that keeps a standby from copying slots."""
     address = server.address
-    if server.settings.get("sync_replication_slots") != "on":
+    if not server.copies_slots:
         fix = f"{set_globally('sync_replication_slots', 'on')}, on the standby"
         yield warning("sync_replication_slots is off", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
     if server.settings.get("hot_standby_feedback") != "on":
@@ -143,7 +143,7 @@ def _not_copying(server: Server) -> Iterator[Verdict]:
     if server.has_dbname is False:
         fix = "add dbname=postgres to its primary_conninfo, then SELECT pg_reload_conf() there"
         yield warning("primary_conninfo names no database", f"it copies no slot: {_NOT_AFTER_PROMOTION}", fix, subject=address)
-    if server.has_dbname is None and server.settings.get("sync_replication_slots") == "on":
+    if server.has_dbname is None and server.copies_slots:
         fix = "GRANT pg_read_all_settings to this user, on the primary"
         yield warning("primary_conninfo is not shown", "it must name a database for slots to be copied", fix, subject=address)
 

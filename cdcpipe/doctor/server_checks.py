@@ -264,10 +264,7 @@ def slot_state(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the slot can be streamed from."""
     name, slot = facts.asked.slot, facts.slot
     if slot is None:
-        if facts.asked.create:
-            yield ok(f"slot {name!r} is not there: -c makes it")
-        else:
-            yield error(f"slot {name!r} is not there", "there is nothing to stream from", _making(facts))
+        yield _missing(facts)
         return
     problem = _problem(facts, slot)
     if problem is not None:
@@ -278,6 +275,21 @@ def slot_state(facts: Facts) -> Iterator[Verdict]:
         yield ok(f"slot {name!r} is in use by server process {slot.active_pid}")
     else:
         yield ok(f"slot {name!r} is there, and free")
+
+
+def _missing(facts: Facts) -> Verdict:
+    """Judge that the slot is not there. In the place of a copy, -c makes none (`find_or_create_slot`), unless asked to."""
+    what, making = f"slot {facts.asked.slot!r} is not there", _making(facts)
+    nothing = "there is nothing to stream from"
+    if not facts.server.copies_slots:
+        return ok(f"{what}: -c makes it") if facts.asked.create else error(what, nothing, making)
+    fix = (
+        "make it on the primary with --failover yes, and wait for this standby's copy; or make a slot of this standby alone, with a"
+        f" name that no slot of the primary has: {making}"
+    )
+    if facts.asked.create:
+        return warning(what, "on a standby that copies its primary's slots, -c makes a slot only with --failover no", fix)
+    return error(what, nothing, fix)
 
 
 def _problem(facts: Facts, slot: Slot) -> Verdict | None:
@@ -312,6 +324,7 @@ def _making(facts: Facts) -> str:
         words = ["prepare", "-S", asked.slot, *named, *asked.new.arguments, "-c"]
     else:  # prepare is for pgoutput
         words = ["-L", "-S", asked.slot, "-P", asked.plugin, "-c"]
+    words += ["--failover", "no"] if facts.server.copies_slots else []
     return f"{shlex.join(['cdcpipe', *words])}, with the options of this connection"
 
 

@@ -216,6 +216,17 @@ def test_a_slot_that_is_not_there() -> None:
     judge(server_checks.slot_state, replace(on(slots=()), asked=NEW), "ok -c makes it")
 
 
+def test_a_slot_that_is_not_there_on_a_standby_that_copies_slots() -> None:
+    """-c alone makes none in the place of a copy."""
+    copying = on({"sync_replication_slots": "on"}, is_standby=True, slots=())
+    fix = "make it on the primary … cdcpipe prepare -S s --publication p -c --failover no, with the options of this connection"
+    judge(server_checks.slot_state, copying, f"error not there: there is nothing to stream from … {fix}")
+    judge(server_checks.slot_state, replace(copying, asked=NEW), f"warning not there … only with --failover no … {fix}")
+    judge(server_checks.slot_state, replace(on(is_standby=True, slots=()), asked=NEW), "ok -c makes it")
+    lost = on({"sync_replication_slots": "on"}, is_standby=True, slots=(slot(wal_status="lost"),))
+    judge(server_checks.slot_state, lost, "error is lost … -c --failover no, with")
+
+
 def test_the_command_that_makes_a_slot_publishes_what_was_asked_for() -> None:
     new = NewPublication.of(tables=["public.*"], exclude_columns=["public.person.the name"])
     asked = Asked("s", publications=("my pub",), new=new)
