@@ -59,7 +59,7 @@ WITH RECURSIVE publication AS (
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
     WHERE e.kind = 'p'
 ), named AS (
-    SELECT e.relation, e.is_partition, p.*
+    SELECT e.relation, e.is_partition, p.*, bool_or(p.pubinsert OR p.pubupdate) OVER (PARTITION BY e.relation) AS brings_rows
     FROM expanded e JOIN publication p ON p.oid = e.publication AND (p.pubviaroot OR e.kind <> 'p')
 )
 SELECT n.relation AS relation_id, bool_or(n.pubupdate) AS has_updates, bool_or(n.pubdelete) AS has_deletes,
@@ -108,17 +108,22 @@ TEXTS, DIGESTS = "texts", "digests"
 """What `published` tells of row filters."""
 
 _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {of}) THEN NULL
-        ELSE array_agg(DISTINCT {each}) FILTER (WHERE r.prqual IS NOT NULL) END"""
+        ELSE array_agg(DISTINCT {each}) FILTER (WHERE r.prqual IS NOT NULL AND ({of})) END"""
 _NO_FILTERS: Final = "NULL::text[]"
 _TOLD_FILTERS: Final = {
     None: _NO_FILTERS,
-    TEXTS: _FILTERS.format(each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", of="n.pubinsert OR n.pubupdate OR n.pubdelete"),
+    TEXTS: _FILTERS.format(
+        each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", of="n.pubinsert OR n.pubupdate OR NOT n.brings_rows"
+    ),
     # Of the expression itself, without the places that its parts had in the text of the command.
     DIGESTS: _FILTERS.format(
         each="md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))", of="n.pubinsert"
     ),
 }
-"""A publication without a filter lifts those of others only for the operations that it publishes."""
+"""For each operation, the server asks the filters of the publications that publish it. INSERT and UPDATE bring rows.
+
+If a table has neither, a copy still has rows. Their DELETE is published as the filters say, so these count.
+"""
 
 
 def published(publications: Iterable[str], server_version: int, *, filters: str | None = None) -> str:
@@ -130,10 +135,11 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     - ``numbers``: the ``attnum`` of the published columns;
     - ``has_list``: whether a publication lists them, so that a new column is not published;
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
-    - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters: a row is published if it passes one of them,
-      and NULL means that every row is published. Reading the text of a row filter needs a lock on its table. With `DIGESTS` it has
-      digests of the filters, which need none. NULL then means that every INSERT is published: a publication without a filter that
-      publishes only other operations hides no filter.
+    - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters for INSERT and UPDATE (all, if neither is
+      published): a row is published if it passes one of them, and NULL means that every row is published. Reading the text of a row
+      filter needs a lock on its table. With `DIGESTS` it has digests of the filters for INSERT, which need none. NULL then means
+      that every INSERT is published, or none. A publication that does not publish these operations neither adds a filter nor lifts
+      those of others.
 
     The rules are the server's:
 

@@ -7,9 +7,10 @@ The publications determine what is copied:
 
 - The tables. With ``publish_via_partition_root`` these are the roots of partitions; their rows are read from the leaves.
 - The columns: column lists, and generated columns if the server publishes them.
-- The rows: row filters. A table that several publications filter has the rows that any of them lets through.
+- The rows: row filters. A table that several publications filter has the rows that any of them lets through. If one of them
+  publishes INSERT or UPDATE, only those that do count: the others bring no row.
 
-As in PostgreSQL's own subscriptions, ``publish`` (insert, update, …) does not matter.
+As in PostgreSQL's own subscriptions, a table's rows are copied whatever ``publish`` (insert, update, …) says.
 
 A chunk is a range of a table's pages. Its number of rows is not known before it is copied.
 """

@@ -398,9 +398,12 @@ def test_row_filters_of_several_publications_are_joined_by_or(source: Source) ->
         "insert into t select generate_series(1, 10); insert into u select generate_series(1, 10)",
         "create publication p for table t where (id < 3), u where (id > 5)",
         "create publication q for table t where (id = 7), u",
-        "create publication emptied for table t with (publish = 'truncate')",  # publishes no row
+        # These publish no row.
+        "create publication emptied for table t with (publish = 'truncate')",
+        "create publication deleted for table t with (publish = 'delete')",
+        "create publication filtered for table t where (id = 9) with (publish = 'delete, truncate')",
     )
-    source.publications = ("p", "q", "emptied")
+    source.publications = ("p", "q", "emptied", "deleted", "filtered")
     source.take()
     tables = source.tables()
     assert sorted(row["id"] for row in source.rows(tables["t"])) == [1, 2, 7]

@@ -227,13 +227,16 @@ def test_two_looks_find_rows_and_columns_that_were_not_published(on: PublishedDa
     assert found("alter publication q set table t") == []
     assert found("alter publication p add tables in schema s") == [("s.f", MORE_ROWS)]
     assert found("alter publication p drop tables in schema s") == []
-    # A publication without a filter lifts those of others only for what it publishes itself.
+    # A filter, or none, counts only for what its publication publishes.
     on.sql(
         "create table s.g (region text primary key)",
         "create publication rows for table s.g where (region = 'eu') with (publish = 'insert, update, delete')",
         "create publication emptied for table s.g with (publish = 'truncate')",
     )
     publications.extend(["rows", "emptied"])
+    assert found("alter publication emptied set table s.g where (region = 'cn')") == []
+    assert found("alter publication emptied set (publish = 'insert, truncate')") == [("s.g", MORE_ROWS)]
+    assert found("alter publication emptied set (publish = 'truncate')", "alter publication emptied set table s.g") == []
     assert found("alter publication rows set table s.g where (region = 'us')") == [("s.g", MORE_ROWS)]
     assert found("alter publication rows set table s.g") == [("s.g", MORE_ROWS)]
 
