@@ -12,7 +12,6 @@ import cloup
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import json_text
-from cdcpipe.replication.table_parts import TableParts
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare, read_stream_arguments
 from cdcpipe.units import parse_seconds
 from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
@@ -170,13 +169,8 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "unpublished_key": list(table.unpublished_key),
                 "refused": list(table.refused),
                 "columns": [asdict(column) for column in table.columns],
-                **({} if found.parts is None else _parts(found.parts.get(table.relation_id))),
+                **({} if found.parts is None else asdict(found.parts[table.relation_id])),
             }
             for table in found.tables
         ],
     }
-
-
-def _parts(found: TableParts | None) -> dict[str, Any]:
-    """Return the fields of ``--parts``; empty ones for a table that was unpublished between two questions."""
-    return {"published_by": [], "operations": [], "parts": []} if found is None else asdict(found)

@@ -51,7 +51,7 @@ class Preparation:
     publications: list[str]
     tables: list[PublishedTable]
     parts: Mapping[int, TableParts] | None = None
-    """By the tables' OIDs, if they were asked for."""
+    """By the tables' OIDs, if they were asked for. Each of ``tables`` has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,9 @@ def prepare(config: SlotConfig, *, in_use: bool = False, quiet: bool = False, wi
             found = _preparation(connection, config, slot, server, in_use=in_use, quiet=quiet)
             if with_parts:
                 parts = table_parts(connection, config.publications)
-                found = replace(found, parts=parts, end_lsn=current_lsn(connection))  # what the parts show lies before end_lsn, too
+                tables = [each for each in found.tables if each.relation_id in parts]  # the others were unpublished meanwhile
+                # What the parts show lies before end_lsn, too.
+                found = replace(found, tables=tables, parts=parts, end_lsn=current_lsn(connection))
             return found
 
 

@@ -5,14 +5,20 @@ import os
 import pathlib
 import shlex
 import subprocess
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import postgres
 import pytest
 
+from cdcpipe.config import SlotConfig
+from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import Insert
+from cdcpipe.replication.table_parts import TableParts, table_parts
+from cdcpipe.subcommands import prepare
 from spark_sink.client.prepare import Prepared
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.publication import MORE_COLUMNS, MORE_ROWS, compare, seen
@@ -153,6 +159,22 @@ def test_parts_tell_what_publishes_a_table(on: PublishedDatabase) -> None:
     on.sql("drop publication p", "create publication p for all tables with (publish = 'insert, truncate')")
     assert parts_of(on)["t"]["operations"] == ["insert", "truncate"]
     assert parts_of(on)["t"]["published_by"] == [on.value("select oid::int8 from pg_publication")]
+
+
+def test_a_table_that_is_unpublished_before_its_parts_are_looked_up_is_left_out(
+    on: PublishedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on.sql("create table u (id int primary key)", "alter publication p add table u")
+
+    def unpublish(connection: Connection, names: Sequence[str]) -> Mapping[int, TableParts]:
+        on.sql("alter publication p drop table t")
+        return table_parts(connection, names)
+
+    monkeypatch.setattr(prepare, "table_parts", unpublish)
+    parameters = connection_parameters([("dbname", on.database.dsn)])
+    found = prepare.prepare(SlotConfig(parameters, on.slot, publications=("p",)), with_parts=True)
+    assert found.parts is not None
+    assert [(table.name, table.relation_id in found.parts) for table in found.tables] == [("u", True)]
 
 
 def test_parts_tell_which_columns_and_rows_are_not_published(on: PublishedDatabase) -> None:
