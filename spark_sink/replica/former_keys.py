@@ -3,7 +3,7 @@
 An ALTER TYPE of a key's column puts new values into another column, or gives old values another text. The forms are those since the
 last copy. If that does not say its types, or if there is none, the stream's descriptions do: the schema history has them. Unknown
 types are not taken for equal. Old values of the same type have another text after ALTER TYPE … RENAME VALUE: captured DDL tells it,
-once the tables have come as far as the copy. Without captured DDL, nobody does.
+once the tables have come as far as the copy. Nobody tells what was altered in a gap of the log, or without captured DDL.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spark_sink.changelog.unknown_rows import ALTER_TYPE, changes_texts
 from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.published import PublishedTables
 from spark_sink.spark.sql import quote
+from spark_sink.warehouse import gaps
 from spark_sink.warehouse.reached import reached_lsn
 
 if TYPE_CHECKING:
@@ -83,9 +84,15 @@ def _altered_types(
         return frozenset()
     copied = _copy_before(before, copy)
     log, after_lsn = DdlLog(changes.sparkSession, warehouse), 0 if copied is None else copied.end_lsn
-    if log.exists and reached_lsn(warehouse, warehouse.source()) < copy.end_lsn:
-        return frozenset(types)  # the copy is ahead of the stream, which may yet tell of an ALTER TYPE from before it
+    is_ahead = reached_lsn(warehouse, warehouse.source()) < copy.end_lsn
+    if log.exists and (is_ahead or _has_gap(warehouse, after_lsn, copy.end_lsn)):
+        return frozenset(types)  # the stream may yet tell of an ALTER TYPE from before the copy, or never does
     return frozenset().union(*(each.types for each in log.messages(ALTER_TYPE, after_lsn, copy.end_lsn) if changes_texts(each)))
+
+
+def _has_gap(warehouse: Warehouse, after_lsn: int, until_lsn: int) -> bool:
+    """Tell whether the log lacks changes from between the two positions."""
+    return any(each.gap.after_lsn < until_lsn and after_lsn < each.start.lsn for each in gaps.read(warehouse))
 
 
 def _copy_before(before: Sequence[Version], copy: Version) -> Version | None:

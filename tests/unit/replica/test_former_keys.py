@@ -84,7 +84,7 @@ def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_a_type_of_keys_whose_values_have_other_texts(
-    monkeypatch: pytest.MonkeyPatch, statement: str | None, key: int, expected: set[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str | None, key: int, expected: set[int]
 ) -> None:
     """Each row was a deleted one, too: under the key that the enum's value had before it was renamed."""
     asked: list[Any] = []
@@ -94,7 +94,7 @@ def test_a_type_of_keys_whose_values_have_other_texts(
         asked.append(arguments)
         return [said]
 
-    house: Any = SimpleNamespace(source=lambda: SOURCE)
+    house: Any = SimpleNamespace(root=tmp_path, source=lambda: SOURCE)
     monkeypatch.setattr(former_keys, "DdlLog", lambda *_: SimpleNamespace(messages=messages, exists=True))
     earlier, copy = (
         replace(version(lsn, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD, -1)))
@@ -119,16 +119,43 @@ def test_a_type_of_keys_whose_values_have_other_texts(
     ],
 )
 def test_a_copy_ahead_of_the_stream_may_have_other_texts(
-    monkeypatch: pytest.MonkeyPatch, reached: int | None, key: int, expected: set[int], *, exists: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: int | None, key: int, expected: set[int], *, exists: bool
 ) -> None:
     """The ALTER TYPE from before the copy has yet to come: each row was a deleted one, too."""
     source = replace(SOURCE, position=None if reached is None else Position(1, reached))
-    house: Any = SimpleNamespace(source=lambda: source)
+    house: Any = SimpleNamespace(root=tmp_path, source=lambda: source)
     log = SimpleNamespace(messages=lambda *_: [], exists=exists)
     monkeypatch.setattr(former_keys, "DdlLog", lambda *_: log)
     copy = replace(version(50, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD + 9, -1)))
     changes: Any = SimpleNamespace(sparkSession=None)
     assert former_keys._altered_types(house, changes, [version(10, 0, ID)], copy, {"id"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("gap_lsn", "start_lsn", "exists", "key", "expected"),
+    [
+        (30, 40, True, MOOD, {MOOD}),
+        (10, 25, True, MOOD, {MOOD}),
+        (10, 20, True, MOOD, set()),  # the copy before is from after it
+        (50, 60, True, MOOD, set()),
+        (30, 40, True, INET, set()),
+        (30, 40, False, MOOD, set()),
+    ],
+)
+def test_a_copy_after_a_gap_may_have_other_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap_lsn: int, start_lsn: int, key: int, expected: set[int], *, exists: bool
+) -> None:
+    """Nothing ever tells of an ALTER TYPE in the gap: each row was a deleted one, too."""
+    house: Any = SimpleNamespace(root=tmp_path, source=lambda: SOURCE)
+    epoch = Epoch(2, "7123", 1, "shop", "slot", ("p",), {}, start_lsn, gap=Gap(gap_lsn, "the slot was lost", 0.0, 0.0))
+    gaps.record(house, [epoch])
+    monkeypatch.setattr(former_keys, "DdlLog", lambda *_: SimpleNamespace(messages=lambda *_: [], exists=exists))
+    before, copy = (
+        replace(version(lsn, 0, ID), snapshot=((1, "id"), (2, "v")), described=((1, "id", key, -1), (2, "v", MOOD + 9, -1)))
+        for lsn in (20, 50)
+    )
+    changes: Any = SimpleNamespace(sparkSession=None)
+    assert former_keys._altered_types(house, changes, [before], copy, {"id"}) == expected
 
 
 @pytest.mark.parametrize(
