@@ -312,7 +312,7 @@ def put_if_absent(path: Path, data: bytes) -> None:
     """Create a file atomically; contents and name are durable then. Raises FileExistsError if the file exists."""
     if not is_local(path):
         try:
-            _store(path).fs.pipe_file(_store(path).path, data, mode="create")
+            stores.create_object(_store(path).fs, _store(path).path, data)
         except FileExistsError:
             # The answer to a first request may have been lost: then the object is ours, and the second request fails.
             if read_bytes(path) != data:

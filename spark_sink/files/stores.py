@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
@@ -10,7 +12,7 @@ from cdcpipe.errors import CdcpipeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["StorageError", "google_deadlines", "wait_for_azure"]
+__all__ = ["StorageError", "create_object", "google_deadlines", "wait_for_azure"]
 
 _CONNECT_S: Final = 30.0
 _ANSWER_S: Final = 60.0
@@ -20,6 +22,8 @@ _REQUEST_S: Final = 1800.0
 _COPY_S, _COPY_PAUSE_S = 1800.0, 0.5
 """How long a copy of a file in Azure may take, and how often to ask for it."""
 _COPY_HINT: Final = "start again: nothing is lost, and the files are copied anew"
+_MOST_CONFLICTS, _CONFLICT_PAUSE_S = 10, 0.5
+"""How often to repeat a PUT that S3 has refused because another request for the same object is under way, and when."""
 
 
 class StorageError(CdcpipeError):
@@ -34,6 +38,37 @@ def google_deadlines() -> dict[str, Any]:
     import aiohttp
 
     return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=_ANSWER_S, total=_REQUEST_S)}
+
+
+def create_object(fs: Any, path: str, data: bytes) -> None:
+    """Create an object by a PUT on the condition that there is none. Raises FileExistsError if there is one.
+
+    s3fs raises FileExistsError only if the answer names the condition in its body. Amazon's answers do, but those of MinIO and of
+    some other servers do not. The status of the answer says the same.
+    """
+    conflicts = 0
+    while True:
+        try:
+            fs.pipe_file(path, data, mode="create")
+        except FileExistsError:
+            raise
+        except OSError as ex:
+            status = _s3_status(ex)
+            if status == HTTPStatus.PRECONDITION_FAILED:
+                raise FileExistsError(str(ex)) from ex
+            if status != HTTPStatus.CONFLICT or conflicts == _MOST_CONFLICTS:
+                raise
+        else:
+            return
+        # The other request may be our own first one: its answer was lost, and the client has repeated it.
+        conflicts += 1
+        time.sleep(_CONFLICT_PAUSE_S)
+
+
+def _s3_status(ex: OSError) -> int | None:
+    """Return the HTTP status of the answer of S3 for which s3fs has raised this error; None if it is another error."""
+    response = getattr(ex.__cause__, "response", None)  # of botocore's ClientError
+    return response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(response, dict) else None
 
 
 def wait_for_azure(fs: Any, copied: Sequence[str]) -> None:
