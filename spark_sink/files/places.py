@@ -21,6 +21,7 @@ import re
 import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
@@ -268,7 +269,8 @@ def remove_files(path: Path, names: Sequence[str]) -> None:
         for each in names:
             (path / each).unlink(missing_ok=True)
     elif names:
-        _store(path).fs.rm([str(_store(path / each).path) for each in names])
+        with suppress(FileNotFoundError):  # gcsfs and adlfs raise it if there is none of them
+            _store(path).fs.rm([str(_store(path / each).path) for each in names])
 
 
 def remove_other_files(path: Path, names: Iterable[str]) -> None:
