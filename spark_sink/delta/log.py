@@ -407,7 +407,7 @@ def shorten(path: Path, age_s: float) -> int:
     until = time.time() - age_s
     if not before_checkpoint(log, names, until) or has_v2_checkpoint(names):
         return 0
-    # The times of checkpoints come from another clock. Compare the clocks only now, because a store needs three requests for it.
+    # The times of checkpoints come from another clock. Compare the clocks only now, because a store needs some requests for it.
     gone = before_checkpoint(log, names, until - clock.behind_s(path))
     if not gone:
         return 0

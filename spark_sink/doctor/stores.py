@@ -1,4 +1,4 @@
-"""Checks an object store: whether it can be reached, and whether its conditional writes never overwrite an object."""
+"""Checks an object store: can it be reached, do its conditional writes never overwrite an object, and does it delete objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Store:
 
 
 def probe(root: Path) -> Store:
-    """Test a conditional write, and write another object to see the store's time.
+    """Test a conditional write, and write and delete another object to see the store's time.
 
     The first test leaves an object behind, which `run` uses for the same test.
     """
@@ -50,10 +50,10 @@ def probe(root: Path) -> Store:
 def conditional_writes(found: Store) -> Iterator[Verdict]:
     """Judge whether the store can hold Delta tables."""
     if found.problem is None:
-        yield ok(f"{found.name} can be reached, and its conditional writes never overwrite")
+        yield ok(f"{found.name} can be reached, and its conditional writes never overwrite; it deletes objects")
     else:
         message, hint = found.problem
-        yield error(message, "Delta Lake's commits need a store whose conditional writes never overwrite an object", hint)
+        yield error(message, "the tables need a store whose conditional writes never overwrite an object, and that deletes", hint)
 
 
 def clock(found: Store) -> Iterator[Verdict]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_sink.files import places
 from spark_sink.files.local import TEMPORARY_PREFIX
+from spark_sink.files.stores import StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +33,11 @@ def behind_s(directory: Path) -> float:
 def ahead_s(directory: Path) -> float:
     """Write a file in ``directory``, and remove it. Returns how far the clock of this place is ahead of this machine's.
 
-    Raises OSError, or another error of the store.
+    Raises OSError, or another error of the store. Raises StorageError if the store keeps the file: whoever asks for its clock
+    is about to delete old files.
     """
     if not places.is_local(directory):
-        return _store_ahead_s(directory / f"_cdcpipe_clock-{secrets.token_hex(8)}")
+        return _store_ahead_s(directory, f"_cdcpipe_clock-{secrets.token_hex(8)}")
     before = time.time()
     with tempfile.NamedTemporaryFile(dir=directory, prefix=TEMPORARY_PREFIX) as written:
         written.write(b"clock")
@@ -44,14 +46,21 @@ def ahead_s(directory: Path) -> float:
         return difference_s(os.fstat(written.fileno()).st_mtime, before, time.time())
 
 
-def _store_ahead_s(path: Any) -> float:
+def _store_ahead_s(directory: Path, name: str) -> float:
+    path: Any = directory / name
     before = time.time()
     path.write_bytes(b"")
     after = time.time()
     try:
-        return difference_s(path.fs.modified(path.path).timestamp(), before, after)
+        ahead_s = difference_s(path.fs.modified(path.path).timestamp(), before, after)
     finally:
-        path.unlink(missing_ok=True)
+        places.remove_files(directory, [name])
+    if path.exists():  # s3fs does not tell that S3 has refused to delete an object
+        raise StorageError(
+            f"the store of {places.name(directory)} does not delete objects: {name} is still there",
+            hint="let the role of these credentials delete objects (at Amazon: s3:DeleteObject)",
+        )
+    return ahead_s
 
 
 def difference_s(written_at: float, before: float, after: float) -> float:

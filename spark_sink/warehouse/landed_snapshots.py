@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from spark_sink.files.places import remove_tree
+from spark_sink.files import places
 from spark_sink.staging.log import Position
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.table_files import TableFiles
 
 if TYPE_CHECKING:
@@ -42,9 +43,16 @@ def record_end(house: Warehouse, table: Table) -> None:
 def take_back(house: Warehouse, table: Table) -> None:
     """Remove what an unfinished snapshot has left of a table without a changelog: a replica, and the version.
 
-    Call this before anything else makes a changelog: it would make the table count as copied, without the copied rows.
+    Call this before anything else makes a changelog: it would make the table count as copied, without the copied rows. Raises
+    WarehouseError if the replica can't be removed; then it is still known that the snapshot is unfinished.
     """
-    remove_tree(house.replica(table))
+    replica = house.replica(table)
+    places.remove_tree(replica)
+    if places.list_names(replica):
+        raise WarehouseError(
+            f"{places.name(replica)} is left from a copy that ended before its time, and can't be removed",
+            hint="let this program delete the directory, and start again: nothing is lost",
+        )
     house.forget(table)
     record_end(house, table)
 

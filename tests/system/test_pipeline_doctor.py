@@ -120,10 +120,17 @@ def test_a_store_is_tried(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         found = stores.probe(bucket)
         assert words(stores.conditional_writes(found)) == [
-            ("ok", f"{bucket} can be reached, and its conditional writes never overwrite")
+            ("ok", f"{bucket} can be reached, and its conditional writes never overwrite; it deletes objects")
         ]
         assert words(stores.clock(found)) == [("ok", "the clock of the store and this machine's agree")]
     assert [path.name for path in (bucket / "_cdcpipe").iterdir()] == ["store_check"]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket.fs, "rm", lambda *_args, **_options: None)  # so do S3, which refuses, and s3fs, which does not tell
+        found = stores.probe(bucket)
+    [(level, message)] = words(stores.conditional_writes(found))
+    assert (level, "does not delete objects" in message) == ("error", True)
+    assert words(stores.clock(found)) == []
 
     put = bucket.fs.pipe_file
     monkeypatch.setattr(bucket.fs, "pipe_file", lambda path, data, **_: put(path, data))

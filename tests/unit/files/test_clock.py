@@ -10,6 +10,7 @@ import pytest
 from upath import UPath
 
 from spark_sink.files import clock, places
+from spark_sink.files.places import StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,14 @@ def test_a_place_is_behind_a_clock_that_is_ahead(directory: Any, monkeypatch: py
     assert clock.ahead_s(directory) == pytest.approx(7200.0, abs=600.0)
     assert clock.behind_s(directory) == 0.0
     assert places.list_names(directory) == []
+
+
+def test_a_store_that_keeps_what_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As S3 does for a role without this right. s3fs does not tell."""
+    directory: Any = UPath(f"memory://{tmp_path.name}")
+    monkeypatch.setattr(directory.fs, "rm", lambda *_args, **_options: None)
+    with pytest.raises(StorageError, match=r"does not delete objects: _cdcpipe_clock-.* is still there"):
+        clock.behind_s(directory)
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

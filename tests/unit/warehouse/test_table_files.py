@@ -1,5 +1,6 @@
 """Files with the JSON object of one table: those that say something of all tables name them as they are called now."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def test_tables_have_the_names_of_now(tmp_path: Path) -> None:
         landed_snapshots.record_start(house, table, Position(1, 20))
     assert [str(table) for table, _ in comments.commented_tables(house)] == ["public.a", "public.z"]
     assert [str(table) for table, _ in landed_snapshots.unfinished(house)] == ["public.a", "public.z"]
+
+
+def test_a_replica_that_cannot_be_removed_keeps_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows would count as those of a table that is copied."""
+    house = Warehouse(tmp_path, "delta")
+    landed_snapshots.record_start(house, T, Position(1, 20))
+    log = house.replica(T) / "_delta_log"
+    log.mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_args, **_options: None)
+        with pytest.raises(WarehouseError, match=r"public\.t is left from a copy .* and can't be removed"):
+            landed_snapshots.take_back(house, T)
+    assert landed_snapshots.unfinished(house) == [(T, Position(1, 20))]
+    landed_snapshots.take_back(house, T)
+    assert (log.exists(), landed_snapshots.unfinished(house)) == (False, [])
 
 
 @pytest.mark.parametrize(
