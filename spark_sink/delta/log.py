@@ -200,9 +200,9 @@ class TableLog:
         """Read the log up to its newest commit. A later call reads only the commits since, unless the table was replaced."""
         try:
             _READS.call(self._read, FileNotFoundError)
-        except FileNotFoundError:
+        except FileNotFoundError as ex:
             if self._log.is_dir():
-                raise
+                raise ValueError(f"the log of {self.path} lacks a commit or a part of a checkpoint: {ex}") from ex
             self._forget()
         return self
 
@@ -216,10 +216,9 @@ class TableLog:
             self._files = dict(self._files)  # do not change what the last caller got from `files`
         else:
             self._begin(names)
-        new = [version for version in versions if version > self.version]
+        # Not only those listed: a list made while commits come may lack one and have the next (POSIX on readdir allows it).
+        new = range(self.version + 1, versions[-1] + 1)
         for version, lines in zip(new, places.map_reads(self._commit, new, self.path), strict=True):
-            if version != self.version + 1:
-                raise ValueError(f"the log of {self.path} lacks the versions before {version}")
             for line in lines:
                 self._apply(json.loads(line))
             self.version, self._newest = version, lines

@@ -516,5 +516,5 @@ def test_a_checkpoint_of_the_second_form(spark: Any, tmp_path: Path) -> None:
     assert (again.metadata["schemaString"], again.protocol) == (whole.metadata["schemaString"], whole.protocol)
     assert json.loads(next(iter(again.files))["stats"])["numRecords"] == 1
     (tmp_path / f"t/_delta_log/{4:020d}.json").rename(tmp_path / f"t/_delta_log/{5:020d}.json")
-    with pytest.raises(ValueError, match="lacks the versions before 5"):
+    with pytest.raises(ValueError, match=rf"lacks a commit .*/{4:020d}\.json"):
         TableLog(tmp_path / "t").refresh()

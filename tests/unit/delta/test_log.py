@@ -119,6 +119,20 @@ def test_a_cached_log_reads_only_new_commits(tmp_path: Path, monkeypatch: pytest
     assert read == [f"{4:020d}.json", f"{5:020d}.json"]
 
 
+def test_a_log_is_read_though_a_list_lacks_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """POSIX leaves open whether readdir returns a file that is created meanwhile, so a list may have only the second of two."""
+    log, missing = tmp_path / "_delta_log", f"{1:020d}.json"
+    for version in range(3):
+        commit(log, version, added(f"file-{version}", 1))
+    list_names = places.list_names
+    monkeypatch.setattr(places, "list_names", lambda path: [name for name in list_names(path) if name != missing])
+    found = TableLog(tmp_path).refresh()
+    assert (found.version, len(found.files)) == (2, 3)
+    (log / missing).unlink()
+    with pytest.raises(ValueError, match=rf"lacks a commit .*/{missing}"):
+        TableLog(tmp_path).refresh()
+
+
 def test_a_cached_log_is_read_whole_after_an_error(tmp_path: Path) -> None:
     logs = LogCache()
     commit(tmp_path / "_delta_log", 0, added("file", 1))
