@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +23,8 @@ _REQUEST_S: Final = 1800.0
 _COPY_S, _COPY_PAUSE_S = 1800.0, 0.5
 """How long a copy of a file in Azure may take, and how often to ask for it."""
 _COPY_HINT: Final = "start again: nothing is lost, and the files are copied anew"
-_MOST_CONFLICTS, _CONFLICT_PAUSE_S = 10, 0.5
-"""How often to repeat a PUT that S3 has refused because another request for the same object is under way, and when."""
+_PUTS: Final = RetryPolicy(attempts=8, first_pause_s=0.1, longest_pause_s=2.0)
+"""S3 refuses a PUT while another request for the same object is under way. It may be our own, which the client has repeated."""
 
 
 class StorageError(CdcpipeError):
@@ -46,26 +47,19 @@ def create_object(fs: Any, path: str, data: bytes) -> None:
     s3fs raises FileExistsError only if the answer names the condition in its body. Amazon's answers do, but those of MinIO and of
     some other servers do not. The status of the answer says the same.
     """
-    conflicts = 0
-    while True:
-        try:
-            fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            raise
-        except OSError as ex:
-            status = _s3_status(ex)
-            if status == HTTPStatus.PRECONDITION_FAILED:
-                raise FileExistsError(str(ex)) from ex
-            if status != HTTPStatus.CONFLICT or conflicts == _MOST_CONFLICTS:
-                raise
-        else:
-            return
-        # The other request may be our own first one: its answer was lost, and the client has repeated it.
-        conflicts += 1
-        time.sleep(_CONFLICT_PAUSE_S)
+    try:
+        _PUTS.call(partial(fs.pipe_file, path, data, mode="create"), OSError, where=_is_conflict)
+    except OSError as ex:
+        if _s3_status(ex) == HTTPStatus.PRECONDITION_FAILED:
+            raise FileExistsError(str(ex)) from ex
+        raise
 
 
-def _s3_status(ex: OSError) -> int | None:
+def _is_conflict(ex: Exception) -> bool:
+    return _s3_status(ex) == HTTPStatus.CONFLICT
+
+
+def _s3_status(ex: Exception) -> int | None:
     """Return the HTTP status of the answer of S3 for which s3fs has raised this error; None if it is another error."""
     response = getattr(ex.__cause__, "response", None)  # of botocore's ClientError
     return response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(response, dict) else None

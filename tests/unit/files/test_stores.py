@@ -8,6 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from cdcpipe.retry import RetryPolicy
 from spark_sink.files import places, stores
 
 EXISTS = """<?xml version="1.0" encoding="UTF-8"?>
@@ -84,7 +85,7 @@ def test_a_server_that_does_not_name_the_condition(s3: S3) -> None:
 
 
 def test_a_put_while_another_is_under_way_is_repeated(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_CONFLICT_PAUSE_S", 0.0)
+    monkeypatch.setattr(stores, "_PUTS", RetryPolicy(attempts=4))
     root = places.place("s3a://lake/shop")
     s3.conflicts = 3
     places.put_if_absent(root / "x", b"one")
