@@ -10,9 +10,9 @@ snapshot for a while (client/exported.py), and the next run continues with the m
 Only the server that the log follows counts, on the timeline of the log's last epoch. An old primary that has come back is refused.
 A copy that reaches a server that was promoted before the launcher does waits for the launcher.
 
-Two things make another snapshot necessary. The server has rewritten a table during its copy (`RewrittenError`): this table is
-copied from its beginning. Or the server has restarted, and so has dropped the snapshot: then all tables that are not finished
-are copied from their beginning.
+Two things make another snapshot necessary. During a table's copy the server has rewritten the table, or changes from after its
+position were purged (`RewrittenError`): this table is copied from its beginning. Or the server has restarted, and so has dropped
+the snapshot: then all tables that are not finished are copied from their beginning.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class LockedError(SnapshotError):
 
 
 class RewrittenError(SnapshotError):
-    """The server has rewritten the table, so its old rows can't be read any more. The table needs another snapshot."""
+    """This snapshot can't give the table any more, for example because the server has rewritten it. It needs another snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         full = [write_truncate(places.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
         check_unchanged(warehouse)
-        purged_changes.check(warehouse, table, position.lsn - 1)  # the changes after the position must all be there
+        if purged_changes.last_lsn(warehouse, table) >= position.lsn:  # the changes from the position on must all be there
+            raise RewrittenError(f"changes of {table} from after its copy began were purged meanwhile")
         begun.end()
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
