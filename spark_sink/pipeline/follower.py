@@ -97,7 +97,7 @@ class Follower:
         self._begins: dict[Table, int | None] = {}
         """Where the replicas begin that do not exist yet; None for a table that has no key, and so no replica."""
         self._refused: dict[Table, int] = {}
-        """The replicas that stay as they are until their tables are copied, and the LSNs that they should have."""
+        """The replicas that stay as they are until their tables are copied, and the LSNs from which on a copy helps."""
         self._written: set[Path] = set()
         self._comments: dict[Table, Comments] = {}
         self._uncommented: set[Table] = set()
@@ -158,7 +158,13 @@ class Follower:
             for table in tables:
                 self._uncommented.add(table)
                 if (lsn := self._refused.pop(table, None)) is not None:
-                    self._reached[table] = lsn
+                    self._reached[table] = max(lsn, self._reached.get(table, 0))
+
+    def _find_copied(self) -> None:
+        """Take note of the tables that another process has copied, for example ``cdcpipe-spark snapshot``."""
+        with self._lock:
+            refused = dict(self._refused)
+        self.copied([table for table, lsn in refused.items() if gaps.is_copied_since(self._warehouse, table, lsn)])
 
     def record_commit(self, path: Path) -> None:
         """Record that a Delta table has a new commit, so that its log may need a checkpoint."""
@@ -168,6 +174,7 @@ class Follower:
     def catch_up(self) -> None:
         """Bring the replicas that are behind to the positions that their changelogs had at the time of the call."""
         with self._table_lock.merge():
+            self._find_copied()
             with self._lock:
                 behind, self._behind = self._behind, {}
             if behind:
@@ -218,19 +225,20 @@ class Follower:
             self._sessions.put(spark)
         with self._lock:
             self._reached[table] = position.lsn
+            self._refused.pop(table, None)
         self.record_commit(self._warehouse.replica(table))
         if self._catalog is not None:
             self._catalog.register([table])
 
     def _refuse(self, table: Table, position: Position, ex: PurgedError) -> None:
         """Let the table be copied. One table must not stop all."""
-        with self._lock:
-            is_known = table in self._refused
-            self._refused[table] = position.lsn
-        if not is_known:
-            _logger.warning("the replica of %s stays as it is until the table is copied: %s", table, ex.message)
         copies = copies_until(self._warehouse.versions(table))  # they were purged, too, or do not help
         lsn = max([position.lsn, *(copy + 1 for copy in copies)])
+        with self._lock:
+            is_known = table in self._refused
+            self._refused[table] = lsn
+        if not is_known:
+            _logger.warning("the replica of %s stays as it is until the table is copied: %s", table, ex.message)
         want_copy(self._warehouse, table, lsn, "its replica needs changes that were purged")
 
     def _bring_with(self, spark: SparkSession, table: Table, position: Position) -> None:

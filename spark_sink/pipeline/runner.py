@@ -334,6 +334,7 @@ class Runner(Background):
                 except InterruptedError:
                     return
                 self._copy(spark, snapshot)
+                pipeline.take_copied(snapshot.copied)
         finally:
             self._gap_copy = None
 

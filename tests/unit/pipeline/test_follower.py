@@ -49,9 +49,9 @@ class Merges:
         assert table not in self.running
         assert self.lock is not None
         assert self.lock._merging.locked()
-        self.running.add(table)
         if self.error is not None:
             raise self.error
+        self.running.add(table)
         self.done.append((table, position))
         self.running.remove(table)
         self.came.release()
@@ -219,6 +219,43 @@ def test_a_replica_whose_copy_was_purged_waits_for_another_copy(
     made.catch_up()
     assert "stays as it is until the table is copied" in caplog.text
     assert [(each.table, each.reasons[0].since_lsn) for each in waiting(house)] == [(A, 31)]
+
+
+def test_a_table_that_another_process_has_copied_is_not_behind(merges: Merges, tmp_path: Path) -> None:
+    """The run is not told of such a copy. The lag of a quiet table used to grow until its next change."""
+    house = Warehouse(tmp_path, "delta")
+    file_table.commit(file_table.define(house.replica(A), StructType([StructField("id", LongType())]), {}), [], Position(1, 20))
+    made = make(merges, tmp_path, 0)
+    merges.error = PurgedError("no")
+    house.write_versions(A, [version(1, 0, ID)])
+    for _ in range(2):
+        made.record(A, Position(1, 30))
+        made.catch_up()
+        assert made.replicas() == {A: 0}
+    house.write_versions(A, [version(1, 0, ID), replace(version(40, 0, ID), snapshot=((1, "id"),))])
+    made.catch_up()
+    assert made.replicas() == {A: None}
+    assert not merges.done
+
+
+def test_a_copy_does_not_set_back_a_replica_that_needed_none_any_more(
+    merges: Merges, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = Warehouse(tmp_path, "delta")
+    house.write_versions(A, [version(1, 0, ID)])
+    file_table.commit(file_table.define(house.replica(A), StructType([StructField("id", LongType())]), {}), [], Position(1, 20))
+    made = make(merges, tmp_path, 0)
+    for lsn, error in ((30, PurgedError("no")), (50, None)):
+        merges.error = error
+        made.record(A, Position(1, lsn), lsn - 1)
+        made.catch_up()
+    made.record(A, Position(1, 9010), 9000)
+    made.copied([A])
+    assert made.replicas() == {A: 9000}
+    caplog.clear()
+    merges.error = PurgedError("no")
+    made.catch_up()
+    assert "stays as it is until the table is copied" in caplog.text  # another reason, so it is told again
 
 
 def test_a_replica_that_does_not_exist_yet_lacks_what_came_since_its_table_began(

@@ -5,8 +5,10 @@ import fcntl
 import math
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import click
@@ -21,6 +23,7 @@ from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
+from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours
@@ -355,3 +358,18 @@ def test_the_progress_says_how_far_the_copies_after_a_gap_are(tmp_path: Path) ->
     assert runner_.progress.step == "copying the tables after a gap: 3 of 12 chunks"
     Copy.progress = SnapshotProgress()  # the server still exports the snapshot
     assert runner_.progress.step == "copying the tables after a gap"
+
+
+def test_the_pipeline_learns_of_the_copies_after_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A copied replica needs its comments and its name in the catalog, also if no change comes for it."""
+    table, told = Table("public", "t"), []
+    copy = SimpleNamespace(copied={table: (4, Position(1, 0x100))}, wait=lambda _: True)
+    for name in ("prepare", "start", "stop"):
+        setattr(copy, name, lambda *_: None)
+    copy.record_if_healed = lambda _: False
+    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    monkeypatch.setattr(made, "launcher", SimpleNamespace(progress=Progress(), prepared=SimpleNamespace(tables=())))
+    pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=told.extend)
+    made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
+    assert told == [table]
