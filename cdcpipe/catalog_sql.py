@@ -7,7 +7,7 @@ EXCLUSIVE on the table (an open ALTER TABLE, VACUUM FULL, a prepared transaction
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -71,9 +71,9 @@ FROM named n {details}
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = n.relation AND a.attnum > 0 AND NOT a.attisdropped
     AND CASE WHEN {list} IS NOT NULL THEN a.attnum = ANY ({list})
         ELSE a.attgenerated = '' OR (a.attgenerated = 's' AND n.has_generated) END
-WHERE NOT n.is_partition OR NOT EXISTS (
+WHERE (NOT n.is_partition OR NOT EXISTS (
     SELECT FROM pg_catalog.pg_partition_ancestors(n.relation) up
-    WHERE up.relid <> n.relation AND up.relid IN (SELECT relation FROM named))
+    WHERE up.relid <> n.relation AND up.relid IN (SELECT relation FROM named))){only}
 GROUP BY n.relation
 )"""
 
@@ -126,7 +126,12 @@ If a table has neither, a copy still has rows. Their DELETE is published as the 
 """
 
 
-def published(publications: Iterable[str], server_version: int, *, filters: str | None = None) -> str:
+_ONLY: Final = """
+AND (SELECT m.nspname || '.' || c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace m ON m.oid = c.relnamespace
+    WHERE c.oid = n.relation) IN ({names})"""
+
+
+def published(publications: Iterable[str], server_version: int, *, filters: str | None = None, only: Collection[str] = ()) -> str:
     """Return a subquery, in parentheses, with one row for each table that the stream of these publications describes.
 
     Its columns are:
@@ -140,6 +145,8 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
       filter needs a lock on its table. With `DIGESTS` it has digests of the filters for INSERT, which need none. NULL then means
       that every INSERT is published, or none. A publication that does not publish these operations neither adds a filter nor lifts
       those of others.
+
+    ``only`` names the tables to return, as "schema.name"; empty for all. Nothing is asked, and so nothing locked, of the others.
 
     The rules are the server's:
 
@@ -157,6 +164,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
         details=_DETAILS if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
         filters=_TOLD_FILTERS[filters] if has_details else _NO_FILTERS,
+        only=_ONLY.format(names=", ".join(map(quote_literal, only))) if only else "",
     )
 
 
@@ -183,6 +191,7 @@ def published_by_new(
         details="",
         list=f"CASE n.relation::int8{lists} END" if lists else "NULL::int2[]",
         filters=_NO_FILTERS,
+        only="",
     )
 
 

@@ -36,7 +36,7 @@ from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
 from spark_sink.schema.masking import REDACTED, masked
 from spark_sink.snapshot import packed
-from spark_sink.snapshot.plan import Chunk, LockedError, RewrittenError, Select, open_snapshot, reading_error
+from spark_sink.snapshot.plan import Chunk, RewrittenError, Select, locked_error, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
@@ -234,9 +234,9 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
     except (connection.Error, OSError) as ex:
         problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
         if state == LOCK_NOT_AVAILABLE:
-            raise LockedError(
-                f"table {task.chunk.table} is locked exclusively", hint="end the transaction that holds the lock"
-            ) from ex
+            own = task.chunk.relation_id
+            relations = f"SELECT {own} UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = {own}"
+            raise locked_error(connection, relations, f"table {task.chunk.table}") from ex
         if state in _GONE:
             raise RewrittenError(f"table {task.chunk.table} was altered while it was copied: {problem}", hint=_COPIED_ANEW) from ex
         raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", _COPIED_ANEW) from None

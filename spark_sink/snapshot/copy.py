@@ -399,11 +399,11 @@ class Snapshot:
         return Position(number, int(lsn))
 
     def _plan(self, connection: str, snapshot: str) -> Plan:
-        """Look up the published tables. Waits while one of them is locked."""
+        """Look up the tables to copy. Waits while one of them is locked, and the server can't tell its row filter."""
         is_told = False
         while True:
             try:
-                return snapshot_plan.make_plan(connection, snapshot, self.config.publications, self._chunk_bytes)
+                return snapshot_plan.make_plan(connection, snapshot, self.config.publications, self._chunk_bytes, self._names)
             except LockedError as ex:
                 if self._stopping:
                     raise

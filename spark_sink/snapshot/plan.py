@@ -43,6 +43,7 @@ __all__ = [
     "Select",
     "TablePlan",
     "conninfo",
+    "locked_error",
     "make_plan",
     "open_snapshot",
     "reading_error",
@@ -60,6 +61,9 @@ _CANCELED: Final = re.compile(r"canceling statement due to [a-z ]+")
 """The server's messages for a statement that somebody or something has ended. They have no values."""
 
 _TABLES: Final = """
+WITH locked AS (
+    SELECT k.relation FROM pg_locks k JOIN pg_database d ON d.oid = k.database AND d.datname = current_database()
+    WHERE k.locktype = 'relation' AND k.mode = 'AccessExclusiveLock')
 SELECT json_build_object(
     'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', to_json(w.filters),
     'has_list', w.has_list,
@@ -76,16 +80,32 @@ SELECT json_build_object(
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
             'rows', l.reltuples, 'is_heap', am.amname = 'heap',
-            'is_toasted', coalesce(pg_relation_size(nullif(l.reltoastrelid, 0)) > 0, false),
-            'pages', coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int) ORDER BY l.oid)
+            'is_toasted', CASE WHEN k.is_locked THEN l.reltoastrelid <> 0
+                ELSE coalesce(pg_relation_size(nullif(l.reltoastrelid, 0)) > 0, false) END,
+            'pages', CASE WHEN k.is_locked THEN l.relpages
+                ELSE coalesce(pg_relation_size(l.oid), 0) / current_setting('block_size')::int END) ORDER BY l.oid)
         FROM pg_class l JOIN pg_namespace m ON m.oid = l.relnamespace JOIN pg_am am ON am.oid = l.relam
+        CROSS JOIN LATERAL (SELECT EXISTS (
+            SELECT FROM locked WHERE locked.relation IN (l.oid, l.reltoastrelid)) AS is_locked) k
         WHERE l.oid IN {leaves})
 )::text
 FROM {published} w JOIN pg_class c ON c.oid = w.relation_id JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY n.nspname, c.relname
 """
 """The rows are those of the snapshot, but functions look into today's catalog: for a table that was dropped since they return NULL.
-Its chunk then says so (RewrittenError), if somebody wants the table at all."""
+Its chunk then says so (RewrittenError), if somebody wants the table at all.
+
+``pg_relation_size`` waits for a table that is locked exclusively. So the last VACUUM tells the size of such a table. Its chunks may
+be of unequal size, but have all rows. They wait for the lock, and the other tables are copied. The text of a row filter can only be
+read without the lock."""
+
+_HOLDER: Final = """
+SELECT CASE c.relkind WHEN 'i' THEN 'index ' ELSE 'table ' END || n.nspname || '.' || c.relname, l.pid
+FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' AND c.oid IN ({relations})
+ORDER BY l.granted DESC, 1 LIMIT 1
+"""
 
 
 class LockedError(SnapshotError):
@@ -285,6 +305,25 @@ def reading_error(ex: Any, connection: Any, message: str, hint: str | None = Non
     return SnapshotError(f"{message}: {_without_values(ex)}", hint=hint)
 
 
+def locked_error(connection: Any, relations: str, otherwise: str) -> LockedError:
+    """Return the error to raise after the server has given up waiting for a lock. It names the table and the lock's holder.
+
+    ``relations`` is SQL for the OIDs of what may be locked. ``otherwise`` is what to name if the lock is gone by now.
+    """
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("ROLLBACK")
+            cursor.execute(_HOLDER.format(relations=relations))
+            found = cursor.fetchone()
+    except connection.Error:  # the connection is lost; the next attempt says so
+        found = None
+    if found is None:
+        locked, holder = otherwise, ""
+    else:
+        locked, holder = found[0], " by a prepared transaction" if found[1] is None else f" by server process {found[1]}"
+    return LockedError(f"{locked} is locked exclusively{holder}", hint="end the transaction that holds the lock")
+
+
 def _without_values(ex: Any) -> str:
     if isinstance(ex, OSError):
         canceled = _CANCELED.search(str(ex))
@@ -312,9 +351,9 @@ def _first_line(ex: BaseException) -> str:
     return str(ex).strip().partition("\n")[0]
 
 
-def _tables_query(publications: Sequence[str], server_version: int) -> str:
+def _tables_query(publications: Sequence[str], server_version: int, names: Sequence[str]) -> str:
     return _TABLES.format(
-        published=catalog_sql.published(publications, server_version, filters=catalog_sql.TEXTS),
+        published=catalog_sql.published(publications, server_version, filters=catalog_sql.TEXTS, only=names),
         is_identity_index=catalog_sql.is_identity_index("i", "c"),
         key_numbers=catalog_sql.key_numbers("i"),
         primary_key=catalog_sql.primary_key_of("c.oid"),
@@ -329,10 +368,11 @@ SELECT current_setting('server_version_num')::int8, current_setting('block_size'
 """
 
 
-def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int) -> Plan:
+def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int, names: Sequence[str] = ()) -> Plan:
     """Return the tables of the publications, ordered by name, each cut into chunks of about ``chunk_bytes``.
 
-    Raises LockedError after a moment if a table is locked exclusively, because the server can't tell its size then.
+    ``names`` has the tables to return, as "schema.name"; empty for all. Raises LockedError after a moment if one of these is locked
+    exclusively, and the server can't tell its row filter then.
     """
     opened = open_snapshot(connection, snapshot)
     try:
@@ -340,17 +380,27 @@ def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
             server_version, page_bytes, time_us, encoding = cursor.fetchone()
-            cursor.execute(_tables_query(publications, server_version))
-            found = [json.loads(row[0]) for row in cursor.fetchall()]
+            found = _find_tables(opened, cursor, publications, server_version, names)
     except (opened.Error, OSError) as ex:
-        if getattr(ex, "sqlstate", None) == LOCK_NOT_AVAILABLE:
-            raise LockedError("a published table is locked exclusively", hint="end the transaction that holds the lock") from ex
         raise reading_error(ex, opened, "cannot look up the published tables") from None
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
     packed_pages = max(1, _PACKED_BYTES // page_bytes) if encoding == "UTF8" else 0
     return Plan(tuple(_table(value, pages, packed_pages) for value in found), time_us, encoding != "SQL_ASCII")
+
+
+def _find_tables(
+    opened: Any, cursor: Any, publications: Sequence[str], server_version: int, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    try:
+        cursor.execute(_tables_query(publications, server_version, names))
+        return [json.loads(row[0]) for row in cursor.fetchall()]
+    except opened.Error as ex:
+        if ex.sqlstate != LOCK_NOT_AVAILABLE:
+            raise
+        tables = catalog_sql.published(publications, server_version, only=names)
+        raise locked_error(opened, f"SELECT w.relation_id FROM {tables} w", "a published table") from ex
 
 
 def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TablePlan:

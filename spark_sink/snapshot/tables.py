@@ -87,8 +87,10 @@ class TableSnapshot(Snapshot):
         """Raise InvalidArgumentsError unless each table to copy is published, and has columns: ``published`` has those of each."""
         missing = [name for name in self._names if name not in published]
         if missing:
+            assert self._export is not None
+            others = sorted({table_name(each) for each in self._export.prepared.tables}.difference(missing))
             raise InvalidArgumentsError(
-                f"not published: {', '.join(missing)}; the published tables are: {', '.join(sorted(published)) or 'none'}",
+                f"not published: {', '.join(missing)}; the published tables are: {', '.join(others) or 'none'}",
                 hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table, either the root or the leaves are published",
             )
         empty = [name for name in self._names if not published[name]]

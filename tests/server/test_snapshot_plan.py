@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -83,9 +83,9 @@ class Source:
         assert self.export is not None
         return conninfo(self.export.connection, self.export.prepared.server_version)
 
-    def plan(self, chunk_bytes: int = 1 << 20) -> Plan:
+    def plan(self, chunk_bytes: int = 1 << 20, names: Sequence[str] = ()) -> Plan:
         assert self.export is not None
-        return make_plan(self.conninfo, self.export.name, self.publications, chunk_bytes)
+        return make_plan(self.conninfo, self.export.name, self.publications, chunk_bytes, names)
 
     def tables(self, chunk_bytes: int = 1 << 20) -> dict[str, TablePlan]:
         return {table.relation.name: table for table in self.plan(chunk_bytes).tables}
@@ -388,6 +388,7 @@ def test_on_other_server_versions(any_pg: postgres.Cluster, tmp_path: Path) -> N
         assert [(row["id"], row["v"]) for row in made.rows(table)] == [(1, "x"), (2, None)]
         part = made.tables()["part"]
         assert ([(column.name, column.is_key) for column in part.relation.columns], part.identity) == ([("id", True)], ("id", "g"))
+        assert made.plan(names=["public.t"]).tables == (table,)
         made.close()
         made.connection.close()
 
@@ -531,9 +532,54 @@ def test_a_table_that_is_locked_is_waited_for_a_moment(source: Source, monkeypat
     table = source.tables()["t"]
     with source.database.connect() as other, other.transaction():
         other.execute("lock table t in access exclusive mode")
-        with pytest.raises(LockedError, match=r'"public"."t" is locked'):
+        with pytest.raises(
+            LockedError, match=rf"^table public\.t is locked exclusively by server process {other.info.backend_pid}$"
+        ):
             source.rows(table)
     assert [row["id"] for row in source.rows(table)] == [1]
+    with source.database.connect() as other, other.transaction():
+        other.execute("reindex index t_pkey")
+        with pytest.raises(LockedError, match=r"^index public\.t_pkey is locked exclusively by server process"):
+            source.rows(table)
+
+
+def test_a_plan_does_not_wait_for_the_size_of_a_table_that_is_locked(source: Source) -> None:
+    """Only its own chunks wait, and the other tables are copied."""
+    source.sql(
+        "create table a (id int primary key, v text); insert into a select n, repeat('x', 1000) from generate_series(1, 100) n",
+        "create table b (id int primary key); insert into b values (1)",
+        "analyze a",
+        "create publication p for table a, b",
+    )
+    source.take()
+    expected = source.tables(chunk_bytes=8192)
+    assert len(expected["a"].chunks) > 9
+    with source.database.connect() as other, other.transaction():
+        other.execute("lock table a in access exclusive mode")
+        found = source.tables(chunk_bytes=8192)
+        assert [row["id"] for row in source.rows(found["b"])] == [1]
+    without_packing = [replace(chunk, packed_pages=0) for chunk in expected["a"].chunks]
+    assert found == expected | {"a": replace(expected["a"], chunks=tuple(without_packing))}
+    assert len(source.rows(found["a"])) == 100
+
+
+def test_a_plan_waits_a_moment_for_the_row_filter_of_a_table_that_is_locked(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_plan, "_LOCK_TIMEOUT_MS", 100)
+    source.sql(
+        "create table a (id int primary key); create table b (id int primary key)",
+        "create publication p for table a where (id > 0), b where (id > 1)",
+    )
+    source.take()
+    with source.database.connect() as other, other.transaction():
+        other.execute("lock table a in access exclusive mode")
+        with pytest.raises(
+            LockedError, match=rf"^table public\.a is locked exclusively by server process {other.info.backend_pid}$"
+        ):
+            source.plan()
+        (only,) = source.plan(names=["public.b"]).tables
+        assert (only.relation.name, only.condition) == ("b", "(((id > 1)))")
 
 
 def test_rows_that_a_policy_hides_are_an_error(source: Source) -> None:

@@ -267,17 +267,20 @@ def test_on_other_server_versions(request: pytest.FixtureRequest, spark: Any, tm
 def test_waiting_for_a_lock(
     database: postgres.Database, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The snapshot waits before it knows the tables, and while it reads one. It can be stopped, says what it waits for, and then
-    continues.
+    """The snapshot waits before it knows a row filter, and while it reads a table. It can be stopped, says what it waits for, and
+    then continues.
     """
     monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 500)
     copied = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
-    copied.execute("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    copied.execute(
+        "create table t (id int primary key); insert into t values (1)", "create publication p for table t where (id > 0)"
+    )
     warehouse = Warehouse(tmp_path / "delta", "delta")
     config = copied.config(publications=("p",), create_slot=True)
     waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     other = database.connect()
     other.autocommit = False
+    said = f"waiting: table public.t is locked exclusively by server process {other.info.backend_pid}"
 
     def lock() -> None:
         other.execute("lock table t in access exclusive mode")
@@ -302,7 +305,7 @@ def test_waiting_for_a_lock(
         until(lambda: copied.query(waiting), "the wait for the lock")
         assert not snapshot.wait(0)
         if not is_stopped:
-            until(lambda: 'waiting: table "public"."t" is locked exclusively' in caplog.messages, "what it waits for", 60)
+            until(lambda: said in caplog.messages, "what it waits for", 60)
             other.rollback()
             assert snapshot.wait(60)
             break

@@ -1,6 +1,7 @@
 """The copy of all tables after a gap, without Spark: when it may begin."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.client.prepare import Prepared
 from spark_sink.snapshot import copy, publication
 from spark_sink.snapshot import gap as module
+from spark_sink.snapshot import plan as plan_module
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.plan import Plan, TablePlan
@@ -184,3 +186,12 @@ def test_such_a_table_is_refused_if_it_is_named(snapshot: GapSnapshot, monkeypat
     plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
     with pytest.raises(InvalidArgumentsError, match=refusal):  # the column was dropped since
         named._choose(plan, Homes(snapshot.warehouse))
+
+
+def test_the_plan_is_asked_only_for_the_tables_to_copy(snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan waits for tables that are locked. A copy must not wait for the others."""
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(plan_module, "make_plan", lambda *arguments: asked.append(arguments[-1]))
+    for each in (snapshot, TableSnapshot(snapshot.config, snapshot.warehouse, ["public.t"])):
+        each._plan("", "")
+    assert asked == [(), ("public.t",)]
