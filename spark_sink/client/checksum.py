@@ -22,7 +22,7 @@ __all__ = ["ChecksumServer"]
 class ChecksumServer:
     """A running ``cdcpipe checksum``: send a request, take its answer, then the next request.
 
-    Leaving the context kills the command, also in the middle of a request.
+    Leaving the context ends the command, also in the middle of a request. The command cancels its query on the server.
     """
 
     def __init__(self, connection: Sequence[str]) -> None:
@@ -33,8 +33,7 @@ class ChecksumServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Nobody reads the answer to a request that is still running.
-        self._child.kill()
+        # Not by SIGKILL: the server would not notice it, and would finish the query, with locks on all tables of the snapshot.
         self._child.__exit__()
 
     def ask(self, request: Any) -> Any:
