@@ -2,8 +2,8 @@
 
 A request is a line of JSON on stdin. The answer is a line of JSON on stdout. The command ends at the end of stdin. All tables are
 read in one snapshot, which lasts until the next ``begin``. cdcpipe/subcommands/checksum.py defines the checksums. The command
-connects to the server once it has read the first request. The user needs SELECT on the tables. Only ``slot`` needs REPLICATION,
-too, if no connection uses the slot: it then reads what the slot has.
+connects to the server once it has read the first request. The user needs SELECT on the tables. Only ``pending`` needs REPLICATION,
+too: it looks for changes in the slot, which it takes for that, for some seconds at most. The answer is true if there may be some.
 
 ``begin`` names what the copy has: the publications, which have to exist, and its masks, as ``--mask`` has them (cdcpipe/masks.py).
 Without tables, it asks which server answers.
@@ -27,8 +27,11 @@ Without tables, it asks which server answers.
     {"rows": [SCHEMA, NAME], "key": [COLUMN, ...], "buckets": [BUCKET, ...]}
     [[KEY'S TEXT, ..., MD5], ...]
 
-    {"slot": NAME, "publications": [NAME, ...], "upto": LSN}
-    {"active", "confirmed_flush_lsn", "pending"}
+    {"slot": NAME}
+    {"active", "confirmed_flush_lsn"}
+
+    {"pending": NAME, "publications": [NAME, ...], "upto": LSN}         # whether a slot that nobody uses has changes before 'upto'
+    BOOLEAN
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
 from cdcpipe.masks import Masks
 from cdcpipe.replication.session import connected
-from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state
+from cdcpipe.subcommands.checksum import Checksums, ServerTable, find_slot_state, may_have_changes
 from cdcpipe.units import few
 from cli.options import CONTEXT_SETTINGS, connection_options, connection_parameters_of
 
@@ -68,8 +71,8 @@ Example:
 def command(**options: Any) -> None:
     """Answer requests for checksums of tables, which the server computes in one snapshot: JSON lines on stdin and stdout.
 
-    cdcpipe-spark verify runs this command. The user needs SELECT on the tables, and for a slot that no connection uses
-    also REPLICATION. No values of rows leave the server except keys, and keys only when a request asks for them.
+    cdcpipe-spark verify runs this command. The user needs SELECT on the tables, and to look for changes in a slot also
+    REPLICATION. No values of rows leave the server except keys, and keys only when a request asks for them.
     """
     parameters = connection_parameters_of(**options)
     requests = map(_parse, sys.stdin)
@@ -101,8 +104,12 @@ def _parse(line: str) -> Callable[[_Server], Any]:
             published = [str(name) for name in request["published"]]
             return lambda server: server.published(published)
         if "slot" in request:
-            slot, named, upto = str(request["slot"]), [str(name) for name in request["publications"]], LSN.parse(request["upto"])
-            return lambda server: server.slot(slot, named, upto)
+            slot = str(request["slot"])
+            return lambda server: server.slot(slot)
+        if "pending" in request:
+            unused, upto = str(request["pending"]), LSN.parse(request["upto"])
+            publishing = [str(name) for name in request["publications"]]
+            return lambda server: server.pending(unused, publishing, upto)
         schema, name = request["rows" if "rows" in request else "buckets"]
         wanted, key = (str(schema), str(name)), [str(column) for column in request["key"]]
         if "rows" in request:
@@ -184,6 +191,9 @@ class _Server:
             for table in self._checksums.published_tables(publications)
         ]
 
-    def slot(self, name: str, publications: list[str], upto: LSN) -> dict[str, Any]:
-        state = find_slot_state(self._another, name, publications, upto)
-        return {"active": state.active, "confirmed_flush_lsn": str(state.confirmed_flush_lsn), "pending": state.is_pending}
+    def slot(self, name: str) -> dict[str, Any]:
+        state = find_slot_state(self._another, name)
+        return {"active": state.active, "confirmed_flush_lsn": str(state.confirmed_flush_lsn)}
+
+    def pending(self, name: str, publications: list[str], upto: LSN) -> bool:
+        return may_have_changes(self._another, name, publications, upto)

@@ -33,8 +33,8 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from cdcpipe import catalog_sql
-from cdcpipe.errors import CommandError, InitError
+from cdcpipe import catalog_sql, sqlstate
+from cdcpipe.errors import CommandError, InitError, ServerError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.lsn import LSN
@@ -55,7 +55,9 @@ __all__ = ["Checksums", "ServerTable", "SlotState", "Snapshot"]
 [_TEXT_ID] = type_ids_of("text")
 _BLOCK_BYTES = 64
 
-_BEGINNING_AND_END = (ord("B"), ord("C"))
+_BEGIN, _COMMIT = ord("B"), ord("C")
+_LOOK_MS = 10_000
+"""How long the server may look for changes in a slot. A consumer that starts meanwhile has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,10 @@ class ServerTable:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """How far a slot's consumer is. ``is_pending``: no connection uses the slot, and it has changes that were not confirmed."""
+    """How far a slot's consumer is, and whether a connection uses the slot."""
 
     active: bool
     confirmed_flush_lsn: LSN
-    is_pending: bool
 
 
 class Checksums:
@@ -217,28 +218,39 @@ class Checksums:
         )
 
 
-def find_slot_state(connection: Connection, slot: str, publications: Sequence[str], upto: LSN) -> SlotState:
-    """Return how far the slot's consumer is. If no connection uses the slot, also look for changes in it before ``upto``."""
+def find_slot_state(connection: Connection, slot: str) -> SlotState:
+    """Return how far the slot's consumer is. Raises InitError or SlotDoesNotExistError for a slot that can't be streamed from."""
     found = find_slot(connection, slot)
     if found is None:
         raise missing_slot_error(slot)
     check_usable(connection, found)
-    confirmed = found.confirmed_flush_lsn or LSN(0)
-    if found.active or confirmed >= upto:
-        return SlotState(found.active, confirmed, is_pending=False)
+    return SlotState(found.active, found.confirmed_flush_lsn or LSN(0))
+
+
+def may_have_changes(connection: Connection, slot: str, publications: Sequence[str], upto: LSN) -> bool:
+    """Tell whether the slot may have changes before ``upto`` that its consumer lacks.
+
+    The server takes the slot for the time that it looks, so that no consumer can take it: at most `_LOOK_MS`. The answer is yes if
+    the server has not found out by then, and if another connection uses the slot.
+    """
     connection.reads_rows = True  # it decodes changes
-    # Before 15, the server sends a Begin and a Commit for a transaction without published changes.
-    with as_login_role(connection):
-        rows = connection.execute(
-            "SELECT get_byte(data, 0) FROM pg_logical_slot_peek_binary_changes("
-            f"{quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
-            f" 'publication_names', {quote_literal(publication_names(publications))})",
-            timeout_s=NO_LIMIT,
-        )
-    # With 1,000 messages or more, the query has not returned all of them. They count as changes, which does no harm if they are
-    # not: a consumer has to read them anyway.
-    is_pending = len(rows) >= 1000 or any(int(kind or 0) not in _BEGINNING_AND_END for (kind,) in rows)
-    return SlotState(active=False, confirmed_flush_lsn=confirmed, is_pending=is_pending)
+    # The server keeps to this limit even if this process is killed.
+    connection.execute(f"SET statement_timeout = {_LOOK_MS}")
+    # With 1,000 messages or more, the function has not returned all of them. They count as changes, which does no harm if they are
+    # not: a consumer has to read them anyway. Before 15, the server sends a Begin and a Commit for a transaction without published
+    # changes. The server counts, because a transaction comes whole, however large it is.
+    sql = (
+        f"SELECT count(*) >= 1000 OR coalesce(bool_or(get_byte(data, 0) NOT IN ({_BEGIN}, {_COMMIT})), false)"
+        f" FROM pg_logical_slot_peek_binary_changes({quote_literal(slot)}, {quote_literal(str(upto))}, 1000, 'proto_version', '1',"
+        f" 'publication_names', {quote_literal(publication_names(publications))})"
+    )
+    try:
+        with as_login_role(connection):
+            return connection.execute(sql) == [("t",)]
+    except ServerError as ex:
+        if ex.sqlstate in (sqlstate.QUERY_CANCELED, sqlstate.OBJECT_IN_USE):
+            return True
+        raise
 
 
 def _server_table(row: Sequence[str | None], published: tuple[set[str], list[str] | None] | None) -> ServerTable:

@@ -41,6 +41,8 @@ __all__ = [
 POLL_S = 0.2
 _ABSENCE_S = 3.0
 """How long changes may wait in the slot when no launcher runs, because one that is started again needs a moment."""
+_LOOK_S = 30.0
+"""The time between two looks for changes in the slot while a launcher runs, because it can't take the slot during a look."""
 _STALL_S = 30.0
 """How long the tables may stand still when no launcher runs. A pipeline of a program's own may be slow."""
 _STAGING_HINT = "give the directory that cdcpipe-spark run has as --staging: --staging DIR"
@@ -145,19 +147,23 @@ def wait_for_log(
     connection uses the slot. With ``until_taken``, return as soon as somebody takes them.
     """
     absent_since: float | None = None
+    look_at = -math.inf
     while True:
-        slot = server.ask({"slot": source.slot, "publications": source.publications, "upto": format_lsn(upto)})
-        if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or not (slot["active"] or slot["pending"]):
-            return
+        slot = server.ask({"slot": source.slot})
         owner = lock_owner(staging)
         now = time.monotonic()
         is_absent = not slot["active"] and owner is None
-        if until_taken and not is_absent:
+        if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or (until_taken and not is_absent):
             return
+        if is_absent and absent_since is not None and (now - absent_since > _ABSENCE_S or now > deadline):
+            what = f"slot {source.slot} may have changes that the tables lack, and no process takes them"
+            raise VerifyError(what, hint=_START_HINT)
+        if not slot["active"] and (is_absent or now >= look_at):
+            if not server.ask({"pending": source.slot, "publications": source.publications, "upto": format_lsn(upto)}):
+                return
+            look_at = now + _LOOK_S
         absent_since = (absent_since or now) if is_absent else None
-        if absent_since is not None and (now - absent_since > _ABSENCE_S or now > deadline):
-            raise VerifyError(f"slot {source.slot} has changes that the tables lack, and no process takes them", hint=_START_HINT)
-        if now > deadline:
+        if not is_absent and now > deadline:
             raise VerifyError(
                 f"the log is at {slot['confirmed_flush_lsn']}, and did not reach {format_lsn(upto)} in time",
                 hint="the server is sending a large transaction, or the launcher is behind: raise --timeout"

@@ -1,12 +1,14 @@
-"""The state of a slot, as the columns of an older server show it."""
+"""Slots: their state, as the columns of an older server show it, and the look for changes in one that nobody uses."""
 
 import postgres
 import pytest
 
 from cdcpipe.errors import LostSlotError
 from cdcpipe.libpq.parameters import connection_parameters
-from cdcpipe.replication.session import connected
-from cdcpipe.replication.slots import Slot, check_usable, slot_columns
+from cdcpipe.replication.server import current_lsn
+from cdcpipe.replication.session import connected, connected_walsender
+from cdcpipe.replication.slots import Slot, check_usable, slot_columns, start_stream
+from cdcpipe.subcommands import checksum
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,25 @@ def test_a_conflict_of_version_16(
         else:
             with pytest.raises(LostSlotError, match=expected):
                 check_usable(connection, slot)
+
+
+def test_a_look_for_changes_does_not_keep_the_slot(database: postgres.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer may take it meanwhile, and the server may have much to decode, or wait for a standby. Then the answer is yes."""
+    with database.connect() as connection:
+        connection.execute("create table t (id int); create table other (id int); create publication p for table t")
+        connection.execute("select pg_create_logical_replication_slot('looked_at', 'pgoutput')")
+        connection.execute("insert into other select generate_series(1, 100000)")
+    parameters = connection_parameters([("dbname", database.dsn)])
+    with connected(parameters) as connection:
+
+        def look() -> bool:
+            return checksum.may_have_changes(connection, "looked_at", ["p"], current_lsn(connection))
+
+        assert not look()
+        with monkeypatch.context() as patched:
+            patched.setattr(checksum, "_LOOK_MS", 1)
+            assert look()
+        assert not look()
+        with connected_walsender(parameters) as walsender:
+            start_stream(walsender, "looked_at", 0, {"proto_version": "1", "publication_names": '"p"'})
+            assert look()

@@ -130,18 +130,19 @@ def test_an_unused_slot(database: postgres.Database) -> None:
         connection.execute("create publication p for table t")
         connection.execute("select pg_create_logical_replication_slot('checksum_unused', 'pgoutput')")
         ask = Asked(database)
-        request: dict[str, Any] = {"slot": "checksum_unused", "publications": ["p"]}
+        pending: dict[str, Any] = {"pending": "checksum_unused", "publications": ["p"]}
         connection.execute("insert into other values (1)")
         ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
-        before = ask(request | {"upto": lsn})
-        assert (before["active"], before["pending"]) == (False, False)
+        before = ask({"slot": "checksum_unused"})
+        assert not before["active"]
         assert LSN.parse(before["confirmed_flush_lsn"]) < LSN.parse(lsn)
+        assert ask(pending | {"upto": lsn}) is False
         connection.execute("insert into t values (1)")
-        assert not ask(request | {"upto": lsn})["pending"]
+        assert ask(pending | {"upto": lsn}) is False
         ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
-        assert ask(request | {"upto": lsn})["pending"]
-        assert ask(request | {"upto": before["confirmed_flush_lsn"]}) == before
-        assert ask({"slot": "nowhere", "publications": [], "upto": "0/0"}) is None
+        assert ask(pending | {"upto": lsn}) is True
+        assert ask({"slot": "checksum_unused"}) == before
+        assert ask({"slot": "nowhere"}) is None
         code, errors = ask.end()
     assert code == ExitCode.SLOT_NOT_EXIST
     assert "'nowhere' does not exist" in errors

@@ -20,7 +20,7 @@ def ask(line: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"begin": [], "masks": [1]}', '{"slot": "s"}']
+    "line", ["nonsense", "[]", '{"buckets": ["public", "t"]}', '{"begin": 5}', '{"begin": [], "masks": [1]}', '{"pending": "s"}']
 )
 def test_a_line_that_is_no_request(line: str) -> None:
     code, errors = ask(line)
