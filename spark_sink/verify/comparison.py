@@ -56,6 +56,7 @@ from spark_sink.verify.visibility import (
     Visibility,
     check_log,
     check_server,
+    history_lsn_of,
     wait_for,
     wait_for_log,
     wait_for_tables,
@@ -275,9 +276,9 @@ class _Comparison:
         self._bases = {table: self._base(table) for table in self._tables}
         source = self._house.source()
         # Read before the snapshot is taken: what is in the log up to a gap that is found later may be newer than the snapshot.
-        history_lsn = max((each.start.lsn for each in gaps.read(self._house)), default=0)
+        history_lsn = history_lsn_of(self._house)
         tell("taking a snapshot on the server", 0)
-        check_server(self._house, self._server.ask({"begin": []}))  # another server may lack the publications, too
+        check_server(self._server, self._house)  # another server may lack the publications, too
         begun = self._server.ask(
             {
                 "begin": [_name(table) for table in self._tables if not table.now.number],

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import InitError, InvalidArgumentsError, RewoundServerError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.client.checksum import ChecksumServer
 from spark_sink.staging.lock import lock_owner, owner_text
 from spark_sink.staging.log import list_epochs, log_end
+from spark_sink.warehouse import gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -33,6 +34,7 @@ __all__ = [
     "check_log",
     "check_server",
     "check_taken",
+    "history_lsn_of",
     "wait_for",
     "wait_for_log",
     "wait_for_tables",
@@ -111,10 +113,31 @@ def check_log(source: Source, staging: Path) -> None:
         )
 
 
-def check_server(house: Warehouse, begun: Mapping[str, Any]) -> None:
-    """Raise InvalidArgumentsError if a server that has answered ``begin`` is not the one that the tables' changes come from."""
+def history_lsn_of(house: Warehouse) -> int:
+    """Return the LSN up to which the tables may have changes of another history: the end of the newest gap; 0 without one."""
+    return max((each.start.lsn for each in gaps.read(house)), default=0)
+
+
+def check_server(server: ChecksumServer, house: Warehouse) -> LSN:
+    """Return where the server's WAL ends. Raises an error if the server is not the one that the tables' changes come from.
+
+    It is not if it has gone back behind these changes, and no gap is recorded for that yet. A server that has gone back and has
+    written as much since then can't be told from the right one here. The launcher can, if there is a new timeline.
+    """
+    # Before the server is asked, because the tables go on.
+    position, history_lsn = house.source().position, history_lsn_of(house)
+    begun = server.ask({"begin": []})
     hint = "connect to the server and the database of these changes"
     house.check_source("but the server has", hint, system_id=begun["system_id"], database=begun["database"])
+    wal_lsn = LSN.parse(begun["wal_lsn"])
+    if position is not None and position.lsn > max(wal_lsn, history_lsn):
+        raise VerifyError(
+            f"{RewoundServerError.BEGINNING}its WAL ends at {wal_lsn}, but {house.name} has its changes up to"
+            f" {format_lsn(position.lsn)}",
+            hint="connect to the server of these changes; or, if this one was restored from an older copy or lacked them when it"
+            " was promoted, start cdcpipe-spark run, which says how to go on",
+        )
+    return wal_lsn
 
 
 def check_taken(connection: Sequence[str], house: Warehouse, staging: Path, tell: Callable[[str, float], None]) -> None:
@@ -126,9 +149,8 @@ def check_taken(connection: Sequence[str], house: Warehouse, staging: Path, tell
     check_log(source, staging)
     tell("asking the server", 0)
     with ChecksumServer(connection) as server:
-        begun = server.ask({"begin": [], "publications": source.publications})
-        check_server(house, begun)
-        wait_for_log(server, source, staging, int(LSN.parse(begun["wal_lsn"])), math.inf, tell, until_taken=True)
+        wal_lsn = check_server(server, house)
+        wait_for_log(server, source, staging, int(wal_lsn), math.inf, tell, until_taken=True)
 
 
 def wait_for_log(

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType
 
+from cdcpipe.errors import RewoundServerError
 from spark_sink.schema.table import Table
 from spark_sink.staging.gap import Gap
-from spark_sink.staging.log import Epoch
+from spark_sink.staging.log import Epoch, Position
 from spark_sink.verify import comparison
+from spark_sink.verify.visibility import VerifyError, check_server
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_tables import struct, table_with_a_row
@@ -46,3 +48,21 @@ def test_transaction_ids_from_before_a_gap_are_those_of_another_history(
     compared = comparison._Comparison(None, house, [FRUIT], Server(), 10)
     compared.begin(tmp_path, 0.0, lambda *_: None)
     assert compared.find_early() == (FRUIT if is_early else None)
+
+
+@pytest.mark.parametrize(("reached_lsn", "gap_start", "has_gone_back"), [(100, None, False), (101, None, True), (101, 101, False)])
+def test_a_server_without_the_last_changes_has_gone_back(
+    reached_lsn: int, gap_start: int | None, has_gone_back: bool, tmp_path: Path
+) -> None:
+    """Nobody waits until they become visible there. A gap that is recorded already may begin behind the end of the WAL."""
+    house = Warehouse(tmp_path, "delta")
+    house.open(EPOCH)
+    house.record(Position(1, reached_lsn))
+    if gap_start is not None:
+        gap = Gap(3, "the server has gone back", 0.0, 0.0, is_divergence=True)
+        gaps.record(house, [replace(EPOCH, number=2, start_lsn=gap_start, gap=gap)])
+    if has_gone_back:
+        with pytest.raises(VerifyError, match=f"^{RewoundServerError.BEGINNING}its WAL ends at 0/64, but .* up to 0/65"):
+            check_server(Server(), house)
+    else:
+        assert check_server(Server(), house) == 100
