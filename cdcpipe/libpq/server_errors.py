@@ -12,7 +12,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.driver import pq
 
-__all__ = ["HINTS", "NO_REPLICATION", "Failure", "failure_of", "hint_for", "loss", "lost_error", "server_error"]
+__all__ = ["HINTS", "NO_REPLICATION", "Failure", "failure_of", "loss", "lost_error", "server_error"]
 
 
 class Failure(Protocol):
@@ -45,19 +45,9 @@ HINTS = {
     " the database; if the server is a standby, connect to the primary",
     sqlstate.CANNOT_CONNECT_NOW: "the server is starting up or shutting down; try again",
 }
-"""SQLSTATE → what the user can do."""
+"""SQLSTATE → what the user can do about an error for which the server gives no hint itself."""
 
 NO_REPLICATION: Final = "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION"
-
-
-def hint_for(state: str | None, message: str) -> str | None:
-    """Return what the user can do about an error of the server, for which it gives no hint itself.
-
-    ``state`` is its SQLSTATE. Who lacks a privilege on a table does not need REPLICATION, with which a role can read everything.
-    """
-    if state == sqlstate.INSUFFICIENT_PRIVILEGE and ("replication" in message or "WAL sender" in message):
-        return NO_REPLICATION
-    return HINTS.get(state or "")
 
 
 _OF_THE_DECODER = re.compile(r"LSN:? [0-9A-F]+/[0-9A-F]+$")
@@ -69,7 +59,7 @@ def server_error(result: Failure, *, reads_rows: bool = False) -> ServerError | 
 
     If the server has ended the session, this is a ConnectionClosedError, because the data has no error.
     """
-    state = _field(result, pq.DiagnosticField.SQLSTATE) or None
+    state = _field(result, pq.DiagnosticField.SQLSTATE)
     primary = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
     context = _field(result, pq.DiagnosticField.CONTEXT)
     hint = _field(result, pq.DiagnosticField.MESSAGE_HINT)
@@ -79,13 +69,13 @@ def server_error(result: Failure, *, reads_rows: bool = False) -> ServerError | 
         if state and (instead := sqlstate.withheld(state)):
             primary, hint = instead, ""
     parts = [primary, f"({state})" if state else "", f"[{context}]" if context else ""]
-    hint = hint or hint_for(state, primary) or ""
+    hint = hint or HINTS.get(state, "")
     message = " ".join(part for part in parts if part)
-    if state and state.startswith(sqlstate.SESSION_ENDED):
+    if state.startswith(sqlstate.SESSION_ENDED):
         return ConnectionClosedError(f"the server ended the connection: {message}", hint=hint or None)
     if state in sqlstate.SHORTAGES:
         message = ServerError.SHORTAGE + message
-    return ServerError(message, sqlstate=state, hint=hint or None)
+    return ServerError(message, sqlstate=state or None, hint=hint or None)
 
 
 def _field(result: Failure, code: pq.DiagnosticField) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from cdcpipe import sqlstate
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.server_errors import HINTS, NO_REPLICATION
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
@@ -139,7 +140,8 @@ def _creation_error(ex: ServerError, new: NewSlot, waited_s: float) -> InitError
             f" (--create-timeout, in poll mode also --poll-duration): the server waits for {what}",
             hint=hint,
         )
-    if ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE and "output" in ex.message:
+    # The server has a hint of its own for a plugin. The role's privileges are another matter.
+    if ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE and ex.hint not in (NO_REPLICATION, HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]):
         return InitError(
             f"the server does not allow the output plugin {new.plugin!r}: {ex.message}",
             hint=f"its administrator has to list it: output_plugin_libraries = 'pgoutput, {new.plugin}'; or use -P pgoutput",

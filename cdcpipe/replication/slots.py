@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from cdcpipe import sqlstate
 from cdcpipe.errors import GapError, InitError, LostSlotError, ServerError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.libpq.connection import Connection
+from cdcpipe.libpq.server_errors import HINTS, NO_REPLICATION
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import start_replication
@@ -227,12 +228,18 @@ def _check_not_lost(slot: Slot) -> None:
 
 @contextmanager
 def as_login_role(connection: Connection) -> Iterator[None]:
-    """Run commands on slots as the role that has connected, which has REPLICATION. `cdcpipe.sql.LOGIN_ROLE` says why."""
+    """Run commands on slots as the role that has connected, which has REPLICATION. `cdcpipe.sql.LOGIN_ROLE` says why.
+
+    If the server refuses them for a missing privilege, and gives no hint itself, the role lacks REPLICATION.
+    """
     connection.execute("SET role = none")
     try:
         yield
-    except ServerError:
+    except ServerError as ex:
         connection.execute("RESET role")
+        # The server's message says which privilege, but perhaps in another language. For a table, REPLICATION is no remedy.
+        if ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE and ex.hint == HINTS[sqlstate.INSUFFICIENT_PRIVILEGE]:
+            raise ServerError(ex.message, sqlstate=ex.sqlstate, hint=NO_REPLICATION) from ex
         raise
     connection.execute("RESET role")
 

@@ -18,7 +18,7 @@ from cdcpipe.catalog_sql import published
 from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Finding, Verdict, error, named, ok, warning
 from cdcpipe.errors import InitError, ServerError
-from cdcpipe.libpq.server_errors import hint_for
+from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
 from cdcpipe.replication.server import is_standby
 from cdcpipe.sql import quote_literal
@@ -148,7 +148,7 @@ def _naming_privileges(connection: Connection) -> Iterator[None]:
         managed = [name or "" for (name,) in rows]
         who = f"as a member of {', '.join(managed)}" if managed else "as a superuser"
         own_hint = f"event triggers take more privileges than a table's owner has: connect {who}"
-        hint = own_hint if ex.hint == hint_for(ex.sqlstate, ex.message) else ex.hint  # the server may have given a hint
+        hint = own_hint if ex.hint == HINTS[sqlstate.INSUFFICIENT_PRIVILEGE] else ex.hint  # the server may have given a hint
         raise InitError(f"DDL capture can't be changed: {ex.message}", hint=hint) from ex
 
 

@@ -2,10 +2,8 @@
 
 import pytest
 
-from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionParameterError, UnreachableError
 from cdcpipe.libpq.connection_hints import connection_hint
-from cdcpipe.libpq.server_errors import hint_for
 from cdcpipe.replication.session import connect, initialising
 
 NOBODY = {"host": "127.0.0.1", "port": "1", "dbname": "d", "user": "u"}
@@ -52,21 +50,6 @@ def test_a_server_of_another_kind_than_asked_for_is_no_wrong_host(monkeypatch: p
     hint = connection_hint(message, {})
     assert "no server that answers is of the kind that target_session_attrs asks for" in hint
     assert hint.endswith("correct the environment variable PGTARGETSESSIONATTRS")
-
-
-@pytest.mark.parametrize(
-    ("message", "is_about_replication"),
-    [
-        ("permission denied for table fruit", False),
-        ("permission denied for database shop", False),
-        ("permission denied to use replication slots", True),
-        ("must be superuser or replication role to use replication slots", True),
-        ("permission denied to start WAL sender", True),
-    ],
-)
-def test_replication_is_advised_only_where_it_is_what_lacks(message: str, is_about_replication: bool) -> None:
-    """A role that has it can read every table."""
-    assert ("REPLICATION" in (hint_for(sqlstate.INSUFFICIENT_PRIVILEGE, message) or "")) == is_about_replication
 
 
 def test_a_server_that_does_not_listen_is_no_wrong_argument() -> None:
