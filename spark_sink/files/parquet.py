@@ -42,7 +42,7 @@ class Layout:
     names: tuple[str, ...]
     schema: pa.Schema
     clustering: tuple[str, ...] = ()
-    """Names in the file of the columns that need a least and a greatest value whatever their type (`_delta_bound`)."""
+    """Names in the file of the columns that need a least and a greatest value, if their type has usable ones (`_delta_bound`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class FileWriter:
             column_encoding=dict.fromkeys(close, "DELTA_BINARY_PACKED"),
             store_decimal_as_integer=True,  # of up to 18 digits, as Spark does
             store_schema=False,
+            write_statistics=_columns_with_bounds(self._layout.schema),
             metadata_collector=self._collected,
         )
 
@@ -160,6 +161,30 @@ def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array.cast(kind)
     children = [fitted(array.field(number), kind.field(number).type) for number in range(kind.num_fields)]
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+
+
+def _columns_with_bounds(schema: pa.Schema) -> list[str]:
+    """Return the paths of all columns but floating-point numbers, also of those in structs, lists and maps.
+
+    For Spark NaN is the greatest number, but pyarrow's bounds leave NaN out. So Spark would skip rows with NaN that a query wants.
+    """
+    columns = [column for field in schema for column in _columns_in(field.name, field.type)]
+    return [path for path, kind in columns if not pa.types.is_floating(kind)]
+
+
+def _columns_in(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the path and the type of each column in which Parquet stores values of a type."""
+    if pa.types.is_struct(kind):
+        parts = [(field.name, field.type) for field in kind]
+    elif pa.types.is_list(kind):
+        parts = [("list.element", kind.value_type)]
+    elif pa.types.is_map(kind):
+        parts = [("key_value.key", kind.key_type), ("key_value.value", kind.item_type)]
+    else:
+        yield path, kind
+        return
+    for name, part in parts:
+        yield from _columns_in(f"{path}.{name}", part)
 
 
 def _repeats(array: pa.Array) -> bool:
@@ -221,11 +246,8 @@ def _is_integer(column: Any, found: Any) -> bool:
 
 
 def _delta_bound(value: Any, *, is_upper: bool = False) -> Any:
-    """Return a bound as Delta Lake writes it (PROTOCOL.md, "Per-file Statistics"); None for a type without usable bounds.
-
-    Floating-point numbers have none: for Spark NaN is the greatest number, but Parquet's bounds leave NaN out.
-    """
-    if isinstance(value, bool | float | bytes):
+    """Return a bound as Delta Lake writes it (PROTOCOL.md, "Per-file Statistics"); None for a type without usable bounds."""
+    if isinstance(value, bool | bytes):
         return None
     if isinstance(value, int):
         return value

@@ -61,6 +61,32 @@ def test_the_first_values_decide_how_a_column_is_encoded(tmp_path: Path, name: s
     assert file.read().column(0).combine_chunks().equals(array)
 
 
+def test_only_floating_point_numbers_have_no_bounds(tmp_path: Path) -> None:
+    """For Spark NaN is the greatest number, but pyarrow's bounds leave NaN out: Spark skipped rows by them."""
+    numbers, counts, texts = pa.array([1.0, float("nan"), 50.0]), pa.array([1, 2, 3]), pa.array(["a", "b", "c"])
+    both = pa.StructArray.from_arrays([numbers, counts], ["x", "n"])
+    offsets = pa.array([0, 1, 2, 3], pa.int32())
+    columns = {
+        "x": numbers,
+        "real": numbers.cast(pa.float32()),
+        "n": counts,
+        "a.b": texts,
+        "old": both,
+        "list": pa.ListArray.from_arrays(offsets, numbers),
+        "structs": pa.ListArray.from_arrays(offsets, both),
+        "map": pa.MapArray.from_arrays(offsets, texts, numbers),
+    }
+    layout = Layout(tuple(columns), pa.schema([(name, array.type) for name, array in columns.items()]), clustering=("x", "n"))
+    writer = FileWriter(str(tmp_path), "t.parquet", layout)
+    writer.write(columns, 3)
+    written = writer.close()
+    row_group = pq.ParquetFile(tmp_path / "t.parquet").metadata.row_group(0)
+    parts = [row_group.column(index) for index in range(row_group.num_columns)]
+    bounded = [part.path_in_schema for part in parts if part.statistics is not None and part.statistics.has_min_max]
+    assert bounded == ["n", "a.b", "old.n", "structs.list.element.n", "map.key_value.key"]
+    assert (written.minimum, written.maximum, written.nulls) == ({"n": 1}, {"n": 3}, {"n": 0})
+
+
 def test_an_empty_file(tmp_path: Path) -> None:
     writer = FileWriter(str(tmp_path), "t.parquet", Layout(("a",), pa.schema([("a", pa.int64())])))
     assert writer.close().rows == 0
