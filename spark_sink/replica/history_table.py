@@ -181,11 +181,13 @@ class _Round:
         """End the current versions of the rows that the changes of a plain piece touch, and add the new versions."""
         part = changes_of(self.changes, piece)
         summary = reduction.summarize(part, piece.columns)
-        current = as_stored(self._stored(), self.changes.schema).where(F.col("_cdc_to_lsn").isNull())
+        stored = self._stored()
+        current = as_stored(stored, self.changes.schema).where(F.col("_cdc_to_lsn").isNull())
         touched = reduction.touched_keys(part, piece.columns)
         current = current.join(touched, reduction.key_struct(current, piece.columns) == F.col("_cdc_touched"), "left_semi")
         made = self._made(current)
-        keys, own = reduction.key_sql(made.schema, piece.columns, "t.", "t._cdc_exact"), own_names(made.columns)
+        keys = reduction.key_sql(stored.schema, piece.columns, "t.", "t._cdc_exact", changes=made.schema)
+        own = own_names(made.columns)
         theirs = reduction.key_sql(made.schema, piece.columns, "s.", "s._cdc_exact")
         terms = [f"{key} = {their}" for key, their in zip(keys, theirs, strict=True)]
         # Delta skips files only by conditions on the target table. So add the range of each key column.

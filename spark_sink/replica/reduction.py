@@ -126,22 +126,37 @@ def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
     return not _is_text(schema, names) and schema[names[0]].dataType.typeName() in _INTEGERS
 
 
-def key_sql(schema: StructType, key: Key, row: str = "", exact: str = "_cdc_exact", exact_prefix: str = "") -> list[str]:
+def key_sql(
+    schema: StructType,
+    key: Key,
+    row: str = "",
+    exact: str = "_cdc_exact",
+    exact_prefix: str = "",
+    changes: StructType | None = None,
+) -> list[str]:
     """Return SQL for the columns of a row's key, to compare with the fields of ``_cdc_key``.
 
     ``row`` qualifies its columns, like ``t.``. ``exact`` is the map of its exact texts. A replica may lack columns of another type
-    that are gone (`schema.table.gone_columns`).
+    that are gone (`schema.table.gone_columns`), and another program may have made its columns wider. So for a replica, ``changes``
+    is the schema of the changes that have ``_cdc_key``: a value of another type would have another text.
     """
-    found = []
+    found, types = [], schema if changes is None else changes
     for names in key:
-        if _is_text(schema, names):
-            forms = [_text(row + quote(name), schema[name].dataType, names) for name in names if name in schema.names]
+        if _is_text(types, names):
+            there = [name for name in names if name in schema.names]
+            forms = [_text(_cast(row + quote(name), schema, types, name), types[name].dataType, names) for name in there]
             if "_cdc_exact" in schema.names:
                 forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
             found.append(f"coalesce({', '.join(forms)})")
         else:
             found.append(row + quote(names[0]))
     return found
+
+
+def _cast(value: str, schema: StructType, types: StructType, name: str) -> str:
+    """Return SQL for a value of a column of ``schema`` in its type of ``types``. A value that this type can't hold becomes NULL."""
+    kind = types[name].dataType
+    return value if schema[name].dataType == kind else f"try_cast({value} AS {kind.simpleString()})"
 
 
 def _text(value: str, kind: DataType, names: tuple[str, ...]) -> str:
@@ -155,9 +170,9 @@ def _struct(fields: Sequence[str]) -> Column:
     return F.struct(*(F.expr(sql).alias(f"k{index}") for index, sql in enumerate(fields)))
 
 
-def key_struct(rows: DataFrame, key: Key) -> Column:
-    """Return an expression for the key of a replica's rows, to compare with ``_cdc_key``."""
-    return _struct(key_sql(rows.schema, key))
+def key_struct(rows: DataFrame, key: Key, changes: StructType | None = None) -> Column:
+    """Return an expression for the key of a replica's rows, to compare with ``_cdc_key``. For ``changes`` see `key_sql`."""
+    return _struct(key_sql(rows.schema, key, changes=changes))
 
 
 def with_keys(changes: DataFrame, key: Key) -> DataFrame:
