@@ -7,8 +7,6 @@ its code runs only when anyone asks the package for something else:
     from cdcpipe.libpq.driver import pq     # psycopg.pq; psycopg itself has not run
     import psycopg                          # still not
     psycopg.connect                         # now it has
-
-``psycopg.errors`` imports asyncio for one exception. So asyncio is entered in the same way.
 """
 
 from __future__ import annotations
@@ -40,21 +38,14 @@ class _Deferred(ModuleType):
         return getattr(self, name)
 
 
-def _defer(name: str) -> None:
-    """Enter a package in ``sys.modules`` without running its code, unless it is there already."""
-    spec = importlib.util.find_spec(name) if name not in sys.modules else None
+def _import_parts() -> list[ModuleType]:
+    """Import the parts without psycopg's own code, unless that has run already."""
+    spec = importlib.util.find_spec("psycopg") if "psycopg" not in sys.modules else None
     if spec is not None:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Deferred
-        sys.modules[name] = package
-
-
-def _import_parts() -> list[ModuleType]:
-    """Import the parts without psycopg's own code and asyncio's, unless that has run already."""
-    _defer("psycopg")
-    _defer("asyncio")
+        sys.modules["psycopg"] = package
     try:
-        vars(sys.modules["asyncio"])["CancelledError"] = importlib.import_module("asyncio.exceptions").CancelledError
         return [importlib.import_module(f"psycopg.{name}") for name in ("pq", "errors", "conninfo")]
     finally:
         _Deferred.is_importing_parts = False  # also after an error: others still get the whole package, or its own error
