@@ -107,22 +107,28 @@ LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n
 TEXTS, DIGESTS = "texts", "digests"
 """What `published` tells of row filters."""
 
-_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {of}) THEN NULL
-        ELSE array_agg(DISTINCT {each}) FILTER (WHERE r.prqual IS NOT NULL AND ({of})) END"""
+_FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {lifts}) THEN NULL
+        ELSE array_agg(DISTINCT {each}) FILTER (WHERE {counts}) END"""
 _NO_FILTERS: Final = "NULL::text[]"
+_OF_ROWS: Final = "(n.pubinsert OR n.pubupdate OR NOT n.brings_rows)"
 _TOLD_FILTERS: Final = {
     None: _NO_FILTERS,
     TEXTS: _FILTERS.format(
-        each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", of="n.pubinsert OR n.pubupdate OR NOT n.brings_rows"
+        lifts=_OF_ROWS, each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", counts=f"r.prqual IS NOT NULL AND {_OF_ROWS}"
     ),
     # Of the expression itself, without the places that its parts had in the text of the command.
     DIGESTS: _FILTERS.format(
-        each="md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))", of="n.pubinsert"
+        lifts="n.pubinsert",
+        each="CASE WHEN n.pubinsert THEN '' ELSE 'update ' END"
+        " || coalesce(md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')), '')",
+        counts="n.pubinsert OR n.pubupdate",
     ),
 }
 """For each operation, the server asks the filters of the publications that publish it. INSERT and UPDATE bring rows.
 
 If a table has neither, a copy still has rows. Their DELETE is published as the filters say, so these count.
+
+A filter that begins to count for INSERT lets rows through that no UPDATE had brought. So its digest changes then.
 """
 
 
@@ -142,9 +148,9 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters for INSERT and UPDATE (all, if neither is
       published): a row is published if it passes one of them, and NULL means that every row is published. Reading the text of a row
-      filter needs a lock on its table. With `DIGESTS` it has digests of the filters for INSERT, which need none. NULL then means
-      that every INSERT is published, or none. A publication that does not publish these operations neither adds a filter nor lifts
-      those of others.
+      filter needs a lock on its table. With `DIGESTS` it has digests of the filters, which need none: of those for INSERT, and,
+      marked, of those (or of their lack) for UPDATE alone. NULL then means that every INSERT is published, or neither operation is.
+      A publication that publishes neither operation adds no filter, and lifts none of others.
 
     ``only`` names the tables to return, as "schema.name"; empty for all. Nothing is asked, and so nothing locked, of the others.
 
