@@ -6,14 +6,12 @@
         while not runner.wait(10.0):            # raises the error that ended the run
             print(runner.progress)
 
-    run(config)                                 # the same, until it ends
-
 The runner's own thread locks the staging directory, starts the launcher, copies the existing rows of the tables if necessary,
 starts the pipeline and the upkeep, and stops them at the end. So an interrupt of the waiting thread (^C) never hits a call to
 Spark.
 
-Failures that can be foreseen are raised before a slot is created. If an error ends a run, the runner records it in the staging
-directory, where ``status`` finds it.
+Failures that can be foreseen are raised before a slot is created. If an error ends a run or its start, the runner records it in the
+staging directory, where ``status`` finds it.
 """
 
 from __future__ import annotations
@@ -132,15 +130,19 @@ class Runner(Background):
 
     def start(self) -> Self:
         """Start the run, and return at once. Raises an error if the directories are not usable, or Java is missing."""
-        if is_local(self._warehouse.root):
-            check_usable(self._warehouse.root, "the warehouse")
         launcher = self.config.launcher
-        check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)
-        check_kept(self._warehouse, launcher.staging)
-        self._warehouse.masks.with_key()  # a missing key is found before there is a slot
-        self._published.with_parts = bool(self._warehouse.masks.rules)
-        self._spark = given.take(self._spark, self.config.format, self.config.conf)
-        refuse_what_fails(self._plan, starts_spark=self._spark is None)
+        try:
+            if is_local(self._warehouse.root):
+                check_usable(self._warehouse.root, "the warehouse")
+            check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)
+            check_kept(self._warehouse, launcher.staging)
+            self._warehouse.masks.with_key()  # a missing key is found before there is a slot
+            self._published.with_parts = bool(self._warehouse.masks.rules)
+            self._spark = given.take(self._spark, self.config.format, self.config.conf)
+            refuse_what_fails(self._plan, starts_spark=self._spark is None)
+        except Exception as ex:
+            last_error.note(launcher.staging, "run", explained(ex))
+            raise
         return super().start()
 
     def request_stop(self) -> None:
@@ -389,8 +391,7 @@ class Runner(Background):
         If the launcher's disk is full, the tables take the whole log before this raises the launcher's error. So the next launcher
         can remove segments.
         """
-        launcher, tables = self.launcher, 0
-        is_told = False
+        launcher, tables, is_told = self.launcher, 0, False
 
         def count() -> samples.Counts:
             return _counts(launcher.progress, pipeline.progress, self._lag(pipeline))

@@ -29,7 +29,7 @@ _NAME = "last_error.json"
 
 
 def note(root: Path, command: str, error: BaseException) -> None:
-    """Record an error, if the staging directory exists and no other process holds its lock."""
+    """Record an error, if the staging directory exists and no other process holds its lock. A warehouse stays as it is."""
     if _is_in_use(root):
         return
     found: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command}
@@ -38,7 +38,7 @@ def note(root: Path, command: str, error: BaseException) -> None:
     else:  # the text of another exception may contain values of rows
         found |= {"message": f"unexpected {type(error).__name__}", "hint": None, "exit_code": int(ExitCode.SYSTEM_ERROR)}
     try:
-        if root.is_dir():
+        if root.is_dir() and not (root / "_cdcpipe").is_dir():  # the warehouse may have been given as --staging by mistake
             write_json(root / _NAME, found)
     except OSError as ex:  # a full disk, perhaps the cause of the error itself, which the command still reports
         _logger.warning("cannot record the error in %s: %s", root, ex)

@@ -14,7 +14,8 @@ from typing import Any, cast
 import click
 import pytest
 
-from cdcpipe.errors import InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
+from cdcpipe.masks import parse_masks
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.config import LauncherConfig
@@ -237,6 +238,18 @@ def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.Mon
     noted = last_error.read(tmp_path / "staging")
     assert noted is not None
     assert (noted["command"], noted["message"]) == ("run", "unexpected FileNotFoundError")
+
+
+def test_an_error_of_the_start_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`status` knew nothing of a service whose every start failed."""
+    monkeypatch.delenv("CDCPIPE_MASK_KEY", raising=False)
+    (tmp_path / "staging").mkdir(mode=0o700)
+    config = RunConfig(launcher(tmp_path), tmp_path / "warehouse", masks=parse_masks(("a.b.c=hash",)))
+    with pytest.raises(CdcpipeError, match="CDCPIPE_MASK_KEY") as raised:
+        Runner(config).start()
+    noted = last_error.read(tmp_path / "staging")
+    assert noted is not None
+    assert (noted["command"], noted["message"], noted["exit_code"]) == ("run", raised.value.message, int(raised.value.exit_code))
 
 
 def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ def test_the_last_error_is_kept(tmp_path: Path) -> None:
     last_error.note(tmp_path / "nowhere", "run", ValueError("x"))
     assert not (tmp_path / "nowhere").exists()
     assert last_error.read(tmp_path) is None
+    (tmp_path / "warehouse/_cdcpipe").mkdir(parents=True)
+    last_error.note(tmp_path / "warehouse", "run", ValueError("x"))
+    assert last_error.read(tmp_path / "warehouse") is None
     last_error.note(tmp_path, "run", ValueError("a row's value"))
     found = last_error.read(tmp_path)
     assert found is not None
