@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cdcpipe.error_texts import shown, unexpected
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.logs import Told
 from cdcpipe.measures import PIPELINE, Histogram, Metric, Reading
 from cdcpipe.version import own_version
@@ -65,7 +65,7 @@ def pipeline(command: str, slot: str) -> Reading:
 def serving(address: Address | None, collect: Callable[[], Iterable[Reading]]) -> AbstractContextManager[None]:
     """Return a context in which the metrics are served; with None as the address one that does nothing.
 
-    Raises InvalidArgumentsError if nothing can listen at the address.
+    Raises CdcpipeError if nothing can listen at the address. The address may come later, so this is no InvalidArgumentsError.
     """
     return nullcontext() if address is None else _serving(address, collect)
 
@@ -84,7 +84,7 @@ def _serving(address: Address, collect: Callable[[], Iterable[Reading]]) -> Iter
         server, thread = start_http_server(address.port, address.host, registry)
     except OSError as ex:
         hint = "another program listens there, or the host is not one of this machine; give another [HOST:]PORT"
-        raise InvalidArgumentsError(f"--metrics {address}: {ex.strerror or ex}", hint=hint) from ex
+        raise CdcpipeError(f"--metrics {address}: {ex.strerror or ex}", hint=hint) from ex
     # wsgiref has no deadline, and prints stacks with the texts of exceptions. What its handler would print is in the log already.
     ours = {"timeout": _SILENCE_S, "get_stderr": lambda _handler: io.StringIO()}
     server.RequestHandlerClass = type("_Handler", (server.RequestHandlerClass,), ours)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
-from spark_sink.files.system_hints import hint_of
+from spark_sink.files.system_hints import disk_hint_of, hint_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,18 +92,35 @@ def nameable_directory(path: Path | str, what: str) -> Path:
 
 
 def check_usable(path: Path, what: str) -> None:
-    """Raise InvalidArgumentsError unless ``path`` is a directory that this user may write to, or may create."""
-    existing = next(each for each in (path, *path.parents) if os.path.lexists(each))
-    hint: str | None = "give a directory that this user may write to, or may create"
-    if not existing.is_dir():
-        problem = "no directory"
-    elif os.access(existing, os.W_OK | os.X_OK):
-        return
-    elif os.statvfs(existing).f_flag & os.ST_RDONLY:  # also how Linux answers an error of the disk
-        problem, hint = "on a file system that is mounted read-only", hint_of(OSError(errno.EROFS, ""))
-    else:
-        problem = "not writable"
-    raise InvalidArgumentsError(f"{path}: {what} can't be there: {existing} is {problem}", hint=hint)
+    """Raise an error unless ``path`` is a directory that this user may write to, or may create.
+
+    The error is an InvalidArgumentsError only if ``path`` itself is wrong. A disk or a mount that is away, or not writable yet, may
+    come back: then it is a CdcpipeError, after which a service manager starts the command again.
+    """
+    try:
+        existing = next(each for each in (path, *path.parents) if _is_there(each))
+        is_directory, is_writable = existing.is_dir(), os.access(existing, os.W_OK | os.X_OK)
+        is_read_only = not is_writable and bool(os.statvfs(existing).f_flag & os.ST_RDONLY)
+    except OSError as ex:
+        raise CdcpipeError(f"{path}: {what} can't be there: {ex.strerror or ex}", hint=hint_of(ex)) from ex
+    begin, hint = f"{path}: {what} can't be there: {existing} is", "give a directory that this user may write to, or may create"
+    if not is_directory:
+        raise InvalidArgumentsError(f"{begin} no directory", hint=hint)
+    if is_read_only:  # also how Linux answers an error of the disk
+        raise CdcpipeError(f"{begin} on a file system that is mounted read-only", hint=hint_of(OSError(errno.EROFS, "")))
+    if not is_writable:
+        raise CdcpipeError(f"{begin} not writable", hint=f"{hint}; or is its file system not mounted yet?")
+
+
+def _is_there(path: Path) -> bool:
+    """Tell whether ``path`` is there. Raises the error of a disk or a mount that can't tell."""
+    try:
+        path.lstat()
+    except OSError as ex:
+        if disk_hint_of(ex) is not None:
+            raise
+        return False
+    return True
 
 
 def private_opener(path: str, flags: int) -> int:

@@ -95,10 +95,10 @@ def test_a_port_in_use_is_an_error_before_anything_begins(database: postgres.Dat
         port = str(server.getsockname()[1])
         options = ("-d", database.dsn, "-S", "none", "-c", "--publication", "p", "--metrics", port)
         code, _, err = run_cli(*options)
-        assert (code, f"--metrics 127.0.0.1:{port}: Address already in use" in err) == (1, True)
+        assert (code, f"--metrics 127.0.0.1:{port}: Address already in use" in err) == (7, True)
         for command in (["land"], ["run", "--warehouse", str(tmp_path / "warehouse")]):
             done = run_spark_cli(*command, *options, "--staging", str(tmp_path / "staging"))
-            assert (done.returncode, f"--metrics 127.0.0.1:{port}: Address already in use" in done.stderr) == (1, True)
+            assert (done.returncode, f"--metrics 127.0.0.1:{port}: Address already in use" in done.stderr) == (7, True)
     assert list(tmp_path.iterdir()) == []
     with database.connect() as connection:
         assert connection.execute("select count(*) from pg_replication_slots where slot_name = 'none'").fetchone() == (0,)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.files import places
 from spark_sink.files.local import check_usable, fsync_directory, local_directory, nameable_directory, read_json, write_json
 from spark_sink.files.places import put_if_absent, sync_file
+from spark_sink.files.system_hints import hint_of
 
 
 def fail(*_: object) -> None:
@@ -61,13 +65,31 @@ def test_a_disk_that_was_mounted_read_only_is_no_missing_right(tmp_path: Path, m
     flags = 0
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
-    with pytest.raises(InvalidArgumentsError, match=r"is not writable$") as raised:
+    with pytest.raises(CdcpipeError, match=r"is not writable$") as raised:
         check_usable(tmp_path / "lake", "the warehouse")
     assert "this user" in (raised.value.hint or "")
+    assert raised.value.exit_code == ExitCode.SYSTEM_ERROR  # systemd starts it again: the mount may come later
     flags = os.ST_RDONLY
-    with pytest.raises(InvalidArgumentsError, match=r"the warehouse can't be there: .* that is mounted read-only$") as raised:
+    with pytest.raises(CdcpipeError, match=r"the warehouse can't be there: .* that is mounted read-only$") as raised:
         check_usable(tmp_path / "lake", "the warehouse")
     assert "mount it for writing" in (raised.value.hint or "")
+    assert raised.value.exit_code == ExitCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_mount_that_is_away_is_not_taken_for_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    lake, stat_of = tmp_path / "lake", os.stat
+
+    def answer(path: Any, **options: Any) -> os.stat_result:
+        if Path(path) == lake:
+            raise OSError(number, os.strerror(number))
+        return stat_of(path, **options)
+
+    monkeypatch.setattr(os, "stat", answer)
+    monkeypatch.setattr(os, "lstat", lambda path: answer(path, follow_symlinks=False))
+    with pytest.raises(CdcpipeError, match=re.escape(os.strerror(number))) as raised:
+        check_usable(lake, "the warehouse")
+    assert (raised.value.exit_code, raised.value.hint) == (ExitCode.SYSTEM_ERROR, hint_of(OSError(number, "")))
 
 
 def test_a_directory_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ import threading
 import pytest
 
 from cdcpipe import exposition, logs
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.exposition import Address, parse_address, serving
 from cdcpipe.measures import Histogram, Metric
+from cdcpipe.pipe.exitcode import ExitCode
 from support.blocked_imports import import_without
 from support.logging_state import logging_as_before
 from support.metrics import free_port, scrape, value
@@ -59,11 +60,13 @@ def test_a_scrape_gets_the_values_of_its_moment() -> None:
 def test_an_address_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address("127.0.0.1", server.getsockname()[1])
-        with pytest.raises(InvalidArgumentsError, match=rf"--metrics {address}: Address already in use"), serving(address, list):
+        with pytest.raises(CdcpipeError, match=rf"--metrics {address}: Address already in use") as raised, serving(address, list):
             pass
+    assert raised.value.exit_code == ExitCode.SYSTEM_ERROR  # the port may be free soon, and the other address come later
     elsewhere = parse_address("203.0.113.1:9187")  # for documentation: no machine has it
-    with pytest.raises(InvalidArgumentsError, match=r"--metrics 203.0.113.1:9187: "), serving(elsewhere, list):
+    with pytest.raises(CdcpipeError, match=r"--metrics 203.0.113.1:9187: ") as raised, serving(elsewhere, list):
         pass
+    assert raised.value.exit_code == ExitCode.SYSTEM_ERROR
 
 
 def test_a_host_without_a_name_is_this_machine() -> None:
