@@ -97,6 +97,8 @@ _LOCAL_SETTINGS = {
     # Every user of this machine can connect to the ports of the JVM, over which rows and code go. Spark makes the secret itself.
     "spark.authenticate": "true",
 }
+_UPLOADS = "spark.hadoop.hadoop.tmp.dir"
+"""Where Hadoop keeps what it sends to S3 and Azure until it is sent. By default /tmp/hadoop-USER, which nobody clears."""
 
 
 def build(
@@ -145,7 +147,7 @@ def build(
     refused_settings.refuse(settings.get)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
     if is_local_master(settings["spark.master"]):
-        settings = _LOCAL_SETTINGS | settings
+        settings = _LOCAL_SETTINGS | {_UPLOADS: str(directory_of_process() / "hadoop")} | settings
         stay_on_this_machine(settings)
     prepare_workers(settings)
     builder = SparkSession.builder

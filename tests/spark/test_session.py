@@ -15,6 +15,7 @@ import pytest
 
 from cdcpipe.pgoutput.messages import Insert
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.files.temporary import directory_of_process
 from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
@@ -61,6 +62,15 @@ def test_a_local_executor_is_not_lost_for_want_of_heartbeats(spark: Any) -> None
     """After a laptop's sleep Spark would count the executor as lost, and end the JVM ten minutes later."""
     limit_ms = spark.sparkContext._jsc.sc().conf().getTimeAsMs("spark.storage.blockManagerHeartbeatTimeoutMs")
     assert limit_ms > 365 * 86_400_000
+
+
+def test_uploads_to_an_object_store_wait_in_the_directory_of_the_process(spark: Any) -> None:
+    """Hadoop's own default is /tmp/hadoop-USER, whatever TMPDIR says. What a killed process left there stayed for ever."""
+    hadoop = spark._jvm.org.apache.hadoop
+    conf = spark._jsc.hadoopConfiguration()
+    for key in ("fs.s3a.buffer.dir", "fs.azure.buffer.dir"):
+        file = hadoop.fs.LocalDirAllocator(key).createTmpFileForWrite("block-", 1, conf)
+        assert Path(file.getPath()).is_relative_to(directory_of_process())
 
 
 def test_the_ports_of_a_local_session_ask_for_a_secret(spark: Any) -> None:
