@@ -5,7 +5,8 @@
     export.close()      # the copy is done: the server drops the snapshot
     export.leave()      # the copy is not done: within 600 s another process can continue with the same snapshot
 
-The subprocess keeps the snapshot for ``hold_s`` seconds after this process has ended, even if this process was killed. Its stdin
+The subprocess keeps the snapshot for ``hold_s`` seconds after this process has ended, even if this process was killed. A service
+manager that ends a whole service (systemd), or the end of a container, ends the subprocess, too. Its stdin
 is a named pipe in the directory: the next process opens this pipe and so takes over the subprocess. The file ``export.json``
 beside the pipe contains what the subprocess printed. Only one process at a time uses the directory.
 """
@@ -209,7 +210,10 @@ class ExportedSnapshot:
         """End, but let the server hold the snapshot for ``hold_s`` seconds, so that another process can continue with it."""
         is_held = self._hold_s > 0 and self._pipe is not None and self._say(b"\n")
         if is_held:
-            held = "the server holds the snapshot for another %.0f s: a run that starts within this time continues with it"
+            held = (
+                "a process of cdcpipe holds the snapshot for another %.0f s: a run that starts within this time continues with it."
+                " If systemd or the end of the container ends that process, too, unfinished tables begin anew"
+            )
             _logger.warning(held, self._hold_s)
         self._end(is_done=not is_held)
 
