@@ -35,7 +35,7 @@ from cdcpipe.streaming.receiver import Feeder, Receiver
 from cdcpipe.streaming.signals import StopSignals
 from cdcpipe.streaming.status import StatusUpdates
 
-__all__ = ["StreamState", "Streamer", "closed_stdin_error"]
+__all__ = ["StreamState", "Streamer", "closed_stdin_error", "closed_stdout_error"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,11 @@ def closed_stdin_error() -> CommandClosedError:
         " mkfifo commands; cdcpipe … <>commands. With -A and --endpos the end of stdin does not matter"
     )
     return CommandClosedError("stdin was closed", hint=hint)
+
+
+def closed_stdout_error() -> OutputError:
+    """Return the error for a reader of the records that has ended."""
+    return OutputError("records can't be written: the reader has closed the pipe", hint=READER_ENDED)
 
 
 class _Stopped(BaseException):
@@ -313,7 +318,7 @@ class Streamer:
                 self._hung_up = True
         # A pipe without a reader gives POLLERR, a socket POLLHUP.
         if ready.get(records.fd, 0) & (select.POLLERR | select.POLLHUP | select.POLLNVAL) and not records.is_closed:
-            raise OutputError("records can't be written: the reader has closed the pipe", hint=READER_ENDED)
+            raise closed_stdout_error()
 
     def _poll_of_consumer(self) -> select.poll:
         """Return what wakes for a command, room in the pipe, or a signal."""

@@ -42,7 +42,7 @@ from cdcpipe.replication.timeline_guard import TimelineGuard, guard_timeline
 from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.streaming.metrics import StreamMetrics
 from cdcpipe.streaming.receiver import Feeder
-from cdcpipe.streaming.streamer import Streamer, closed_stdin_error
+from cdcpipe.streaming.streamer import Streamer, closed_stdin_error, closed_stdout_error
 from cdcpipe.subcommands.creation import (
     asked_publications,
     check_new_slot,
@@ -182,7 +182,7 @@ def _await_copy(config: StreamConfig, connection: Connection, opening: OpeningWa
     """Wait until the standby has a copy of the slot, or is promoted. Reads commands meanwhile, as `_start` does."""
     assert config.standby is not None
     _checked_server(config, connection, opening)
-    wait_for_copy(connection, config.slot.slot, config.standby, sleep=partial(_serve_commands, commands, config.stream))
+    wait_for_copy(connection, config.slot.slot, config.standby, sleep=partial(_serve_consumer, commands, config.stream))
     if not is_standby(connection):
         opening.reopen()  # as in `_start`
 
@@ -245,7 +245,7 @@ def _start(
     while True:
         if config.standby is not None:
             was_in_recovery = slot.in_recovery
-            pause = partial(_serve_commands, commands, config.stream)
+            pause = partial(_serve_consumer, commands, config.stream)
             slot = wait_until_free(connection, config.slot.slot, config.standby, sleep=pause)
             if was_in_recovery and not slot.in_recovery:
                 # The server ends a walsender from before its promotion when a stream starts on it.
@@ -268,23 +268,29 @@ class _Quit(BaseException):
     """Ends a standby for the command ``q``."""
 
 
-def _serve_commands(commands: CommandsIn, options: StreamOptions, pause_s: float) -> None:
+def _serve_consumer(commands: CommandsIn, options: StreamOptions, pause_s: float) -> None:
     """Pause, and read commands meanwhile.
 
     Raises _Quit for ``q``, CommandError for what is no command, and CommandClosedError if the stream needs commands, and none can
-    come.
+    come. Raises OutputError if nobody reads the records any more: this process could not stream after it took over.
     """
+
+    def check_reader() -> None:
+        if wait(options.out_fd, 0, deadline=0.0):  # without events to wait for, only errors are reported
+            raise closed_stdout_error()
+
     deadline = time.monotonic() + pause_s
     is_open = not commands.is_closed
-    while is_open and wait(commands.fd, select.POLLIN, deadline):
+    while is_open and wait(commands.fd, select.POLLIN, deadline, check_reader):
         commands.read(None)
         if commands.is_quit:
             raise _Quit
         is_open = not commands.is_closed
         if not is_open and options.needs_commands:
             raise closed_stdin_error()
-    # No commands can come any more, or the pause is over. A signal's handler raises, and so ends the sleep.
-    time.sleep(max(0.0, deadline - time.monotonic()))
+    # No commands can come any more, or the pause is over.
+    if wait(options.out_fd, 0, deadline):
+        raise closed_stdout_error()
 
 
 def _plugin(

@@ -1,17 +1,19 @@
 """What a standby does with a slot that became another one while it waited."""
 
+import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cdcpipe.config import PollConfig, SlotConfig, StreamConfig
-from cdcpipe.errors import InitError
+from cdcpipe.config import PollConfig, SlotConfig, StreamConfig, StreamOptions
+from cdcpipe.errors import InitError, OutputError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.slots import Slot
+from cdcpipe.streaming.consumer import CommandsIn
 from cdcpipe.subcommands import stream
 from support.slots import SLOT
 
@@ -69,6 +71,22 @@ def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, replace(SLOT, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
     server.start()
     assert [lsn for lsn, _ in server.started] == [0]
+
+
+@pytest.mark.parametrize("is_stdin_open", [True, False])
+def test_a_standby_whose_consumer_has_ended_ends(is_stdin_open: bool) -> None:
+    """It waited for months, took the slot over from its active half, and ended only then."""
+    (command_fd, feeder), (reader, out_fd) = os.pipe(), os.pipe()
+    options = StreamOptions(command_fd=command_fd, out_fd=out_fd, needs_commands=False)
+    with closing(CommandsIn(command_fd)) as commands:
+        if not is_stdin_open:
+            os.close(feeder)
+        stream._serve_consumer(commands, options, 0.01)
+        os.close(reader)
+        with pytest.raises(OutputError, match="the reader has closed the pipe"):
+            stream._serve_consumer(commands, options, 0.01)
+    for fd in [command_fd, out_fd, *([feeder] if is_stdin_open else [])]:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
