@@ -9,7 +9,7 @@ from typing import Any
 import click
 import cloup
 
-from cdcpipe.exposition import Address, serving
+from cdcpipe.exposition import Address
 from spark_sink.client.keyless import warnings_of
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.commands.configured import ConfiguredCommand
@@ -54,7 +54,7 @@ def command(*, metrics: Address | None, **options: Any) -> None:
     monitor = SlotMonitor(config.connection, config.slot, command=config.command)
     service = ServiceManager()
     stop = service.told_before(launcher.request_stop)
-    with serving(metrics, LandMetrics(launcher, monitor).collect), on_signals(stop) as asked:
+    with LandMetrics(launcher, monitor).served(metrics), on_signals(stop) as asked:
         line = ProgressLine(time.monotonic())
         try:
             if metrics is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import cloup
 
-from cdcpipe.exposition import Address, serving
+from cdcpipe.exposition import Address
 from cdcpipe.masks import parse_masks
 from cdcpipe.units import count_from, seconds_from
 from spark_sink.commands.configured import ConfiguredCommand
@@ -384,7 +384,7 @@ def _run(config: RunConfig, metrics: Address | None) -> None:
 def _follow(runner: Runner, line: RunLine, service: ServiceManager, metrics: Address | None) -> None:
     """Start the runner, and follow it to its end."""
     stop = service.told_before(runner.request_stop)
-    with serving(metrics, RunMetrics(runner).collect), on_signals(stop) as asked:
+    with RunMetrics(runner).served(metrics), on_signals(stop) as asked:
         try:
             runner.start()
             while not runner.wait(line.interval_s):

@@ -11,7 +11,8 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from cdcpipe.exposition import pipeline
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.exposition import pipeline, serving
 from cdcpipe.lsn import LSN
 from cdcpipe.measures import POSITION, SPILL, STREAM_BYTES, STREAM_RECORDS, STREAM_TRANSACTIONS
 from spark_sink.metrics import table as metrics
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from cdcpipe.exposition import Address
     from cdcpipe.measures import Reading
     from spark_sink.client.slot_monitor import SlotMonitor, SlotReport
     from spark_sink.launcher.launcher import Launcher
@@ -47,6 +49,17 @@ class LandMetrics:
         self._launcher = launcher
         self._monitor = monitor
         self._staging = _Staging(launcher.config.staging)
+
+    @contextlib.contextmanager
+    def served(self, address: Address | None) -> Iterator[None]:
+        """Serve the metrics if there is an address. If nothing can listen there, record the error for ``status``, and raise it."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(serving(address, self.collect))
+            except CdcpipeError as ex:
+                last_error.note(self._launcher.config.staging, self.command, ex)
+                raise
+            yield
 
     def collect(self) -> Iterator[Reading]:
         """Yield the values at this moment."""

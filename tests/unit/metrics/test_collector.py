@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.exposition import Address
 from cdcpipe.measures import Metric
 from spark_sink.client.slot_monitor import SlotMonitor
 from spark_sink.launcher.config import LauncherConfig
@@ -17,6 +19,7 @@ from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.schema.table import Table
 from spark_sink.spark import session
+from spark_sink.staging import last_error
 from spark_sink.staging.log import Position, Segment, list_segments
 from spark_sink.warehouse.formats import DeltaFormat
 from support.small_pipeline import make_pipeline
@@ -63,6 +66,18 @@ def test_what_was_not_asked_yet_is_not_told(tmp_path: Path) -> None:
     config = LauncherConfig("s", tmp_path, ("p",))
     found = read(LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot)))
     assert table.SERVER_UP not in {metric for metric, _ in found}
+
+
+def test_an_address_at_which_nothing_can_listen_is_the_last_error(tmp_path: Path) -> None:
+    """`status` knew no reason why a service did not start."""
+    config = LauncherConfig("s", tmp_path, ("p",))
+    collected = LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot))
+    elsewhere = Address("203.0.113.1", 9187)  # for documentation: no machine has it
+    with pytest.raises(CdcpipeError, match=str(elsewhere)) as raised, collected.served(elsewhere):
+        pass
+    noted = last_error.read(tmp_path)
+    assert noted is not None
+    assert (noted["command"], noted["message"], noted["exit_code"]) == ("land", raised.value.message, 7)
 
 
 def test_segments_are_not_counted_at_each_scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
