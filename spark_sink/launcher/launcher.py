@@ -98,6 +98,11 @@ class Progress:
     gaps: int = 0
     """How many gaps this launcher has found and passed."""
 
+    @property
+    def has_received(self) -> bool:
+        """Whether the launcher has got changes, or has begun anew."""
+        return bool(self.open_size or self.segments or self.restarts or self.gaps)
+
 
 class Launcher(Background):
     """Lands one slot in one staging directory, until it is stopped; with ``available_now`` until everything is landed."""

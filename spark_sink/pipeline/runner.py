@@ -264,9 +264,9 @@ class Runner(Background):
         self._step = "looking for changes"
         while not self.launcher.wait(_LAST_LOOK_S):
             self._check_stopping()
-            if _has_received(self.launcher.progress):
+            if self.launcher.progress.has_received:
                 return False
-        if _has_received(self.launcher.progress) or not self._rest.is_certain(self._stopping.is_set):
+        if self.launcher.progress.has_received or not self._rest.is_certain(self._stopping.is_set):
             self._check_stopping()
             return False
         self._untouched = PipelineProgress(self._rest.position())
@@ -478,11 +478,6 @@ def _gap_step(copies: SnapshotProgress) -> str:
     """Return in words how far the copies after a gap are."""
     done = f": {copies.chunks_done} of {counted(copies.chunks, 'chunk')}" if copies.chunks else ""
     return f"copying the tables after a gap{done}"
-
-
-def _has_received(launcher: LauncherProgress) -> bool:
-    """Tell whether the launcher has got changes, or has begun anew."""
-    return bool(launcher.open_size or launcher.segments or launcher.restarts or launcher.gaps)
 
 
 def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> samples.Counts:
