@@ -10,12 +10,13 @@ no type modifiers. Any other fact raises an error that names it.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from cdcpipe.catalog_sql import key_numbers
+from cdcpipe.catalog_sql import identity_of, key_numbers, leaves_of
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from cdcpipe.plugins.keywords import KEYWORDS
 from cdcpipe.plugins.text import quote_identifier
@@ -257,6 +258,19 @@ class Catalog:
             )
             for name, position, not_null, generated, primary_key in rows
         }
+
+    def partitions_key(self, relation_id: int, table: str) -> frozenset[str]:
+        """Return the columns that the keys of all partitions of a partitioned table have, never from memory.
+
+        Partitions with REPLICA IDENTITY FULL do not count: each of their updates comes with the old row. An error names ``table``.
+        """
+        rows = self._ask(
+            f"the key of the partitions of {table}",
+            f"select {identity_of('leaf')}::text from pg_class leaf"
+            f" where leaf.oid in {leaves_of(str(relation_id))} and leaf.relreplident <> 'f'",
+        )
+        keys = [frozenset[str](json.loads(names)) for (names,) in rows if names is not None]
+        return frozenset.intersection(*keys) if keys else frozenset()
 
     def origin_id(self, name: str) -> int:
         """Return the number of a replication origin."""

@@ -5,8 +5,8 @@
 - ``end_lsn`` (the end of the transaction) and ``ordinal`` (the number of the change in it, from 0) identify a change, and order all
   changes. The last record of a transaction is ``"op": "commit"``. Its ``end_lsn``, also in its header, is the position to confirm.
 - ``new`` and ``old`` are objects from column to value. ``old`` has what the server sent of the old row: the replica identity, or
-  the whole row with REPLICA IDENTITY FULL. A large value that an update did not change is not in ``new``; ``unchanged`` names its
-  column.
+  the whole row with REPLICA IDENTITY FULL. With publish_via_partition_root that is the partition's identity. A large value that an
+  update did not change is not in ``new``; ``unchanged`` names its column.
 - Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings. So are NaN and the infinities. int2, int4,
   oid and floats are numbers, booleans are booleans. All other values are strings with PostgreSQL's text.
 - A message of DDL capture (``cdcpipe ddl install``) is ``"op": "ddl"``, with the message in ``ddl``.
@@ -35,7 +35,7 @@ from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import PLAIN_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
     from cdcpipe.plugins.base import Options, OutputWriter, Query, Transaction
@@ -58,7 +58,6 @@ class _Table:
     name: bytes
     """The members ``schema`` and ``table``."""
     columns: Sequence[tuple[bytes, Style]]
-    keys: frozenset[int]
 
 
 class JsonLines(TemplatePlugin[_Table]):
@@ -83,20 +82,18 @@ class JsonLines(TemplatePlugin[_Table]):
 
     def describe(self, relation: Relation) -> _Table:
         columns = [(json_string(column.name), _STYLES.get(column.type_id, row_compiler.STRING)) for column in relation.columns]
-        keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
-        return _Table(_table(relation), columns, keys)
+        return _Table(_table(relation), columns)
 
     def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
         parts: list[Part] = [b'"op":', _OPS[kind], b",", table.name]
         if kind != "D":
             row = 0 if first == "N" else 1
-            parts += [b',"new":', *_object(table, row, (n for n in range(len(table.columns)) if (row, n) not in absent))]
+            parts += [b',"new":', *_object(table, row, absent)]
             unchanged = [name for n, (name, _) in enumerate(table.columns) if (row, n) in absent]
             if unchanged:
                 parts.append(b',"unchanged":[%b]' % b",".join(unchanged))
         if first != "N":
-            numbers = range(len(table.columns)) if first == "O" else sorted(table.keys)
-            parts += [b',"old":', *_object(table, 0, (n for n in numbers if (0, n) not in absent))]
+            parts += [b',"old":', *_object(table, 0, absent)]
         return parts
 
     def emit(self, table: _Table) -> str:
@@ -153,9 +150,9 @@ def _table(relation: Relation) -> bytes:
     return b'"schema":%b,"table":%b' % (json_string(relation.namespace), json_string(relation.name))
 
 
-def _object(table: _Table, row: int, numbers: Iterable[int]) -> Template:
+def _object(table: _Table, row: int, absent: Absent) -> Template:
     parts: list[Part] = [b"{"]
-    for number in numbers:
-        name, style = table.columns[number]
-        parts += [b"," if len(parts) > 1 else b"", name, b":", Field(number, style, row)]
+    for number, (name, style) in enumerate(table.columns):
+        if (row, number) not in absent:
+            parts += [b"," if len(parts) > 1 else b"", name, b":", Field(number, style, row)]
     return [*parts, b"}"]

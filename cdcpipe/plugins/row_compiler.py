@@ -9,8 +9,8 @@ message's bytes, without decoding the message. There are two functions for a tem
   the length, followed by the text. Comparing the two for all values checks the message completely.
 - The other one walks from value to value, for rows with NULLs and long values.
 
-All other messages (with unsent or binary values, or malformed) go to ``fallback``, which decodes the message, and either renders it
-the slow way or raises ProtocolError. The compiled functions themselves never raise an error for a message.
+All other messages (with unsent or binary values, with an unusual key, or malformed) go to ``fallback``, which decodes the message,
+and either renders it the slow way or raises ProtocolError. The compiled functions themselves never raise an error for a message.
 """
 
 from __future__ import annotations
@@ -124,15 +124,11 @@ STRING: Final = Style("STRING", b'"', "({v} if {v}.translate(safe) is {v} else e
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value's place in a template: column ``column`` of the message's first or second tuple.
-
-    A row whose value is NULL goes to the fallback if the field ``is_required``.
-    """
+    """A value's place in a template: column ``column`` of the message's first or second tuple."""
 
     column: int
     style: Style
     row: int = 0
-    is_required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,27 +221,34 @@ def compile_row(
     *,
     emit_long: str | None = None,
     second_row: bytes = b"",
+    sent: frozenset[int] | None = None,
 ) -> Handler:
     """Return the function ``(wal_start, data)`` that fills the template and passes on the record.
 
     ``head`` are the first eight bytes of the messages. ``second_row`` is the kind of the second tuple, if there is one. ``emit`` is
     the statement that passes on ``{record}``, and ``emit_long`` the one of the walking function, whose values may be of any length;
-    None for the same. ``names`` are the names that the statements and the template's expressions use.
+    None for the same. ``names`` are the names that the statements and the template's expressions use. ``sent`` are the columns that
+    have a value in the first tuple: a row in which another one has a value, or one of them is NULL, goes to the fallback. Without
+    ``sent`` each column may have a value or NULL.
     """
     values = _values(template)
     columns = int.from_bytes(head[6:8], "big")
     rows = [b"", second_row + head[6:8]] if second_row else [b""]
     styles = {name: value for field in values.values() for name, value in field.style.names.items()}
     space = {**_NAMESPACE, **styles, **names, "fallback": fallback}
+    walk_emit = emit if emit_long is None else emit_long
+    if not columns or (sent is not None and len(sent) < columns):
+        # The fast function takes only rows in which every column has a value.
+        return _function(_walk_source(template, values, rows, columns, walk_emit, sent), space)
 
     def walk(wal_start: int, data: bytes) -> object:
         # Compile the walking function at the first row that needs it. Later rows call it directly.
-        source = _walk_source(template, values, rows, columns, emit if emit_long is None else emit_long)
+        source = _walk_source(template, values, rows, columns, walk_emit, sent)
         space["walk"] = walk = _function(source, space)
         return walk(wal_start, data)
 
     space["walk"] = walk
-    return _function(_fast_source(template, values, rows, columns, emit), space) if columns else walk
+    return _function(_fast_source(template, values, rows, columns, emit), space)
 
 
 def _function(source: str, space: dict[str, object]) -> Handler:
@@ -336,7 +339,12 @@ def _fast_source(
 
 
 def _walk_source(
-    template: Template, values: Mapping[tuple[int, int], Field], rows: Sequence[bytes], columns: int, emit: str
+    template: Template,
+    values: Mapping[tuple[int, int], Field],
+    rows: Sequence[bytes],
+    columns: int,
+    emit: str,
+    sent: frozenset[int] | None,
 ) -> str:
     lines = ["def render(wal_start, data):", "    try:", "        pos = 8"]
     for row, row_head in enumerate(rows):
@@ -349,6 +357,13 @@ def _walk_source(
         for column in range(columns):
             field = values.get((row, column))
             name = f"v{row}_{column}"
+            if row == 0 and sent is not None and column not in sent:
+                lines += [
+                    "        if data[pos] != 110:",
+                    "            return fallback(wal_start, data)",
+                    "        pos += 1",
+                ]
+                continue
             lines += [
                 "        kind = data[pos]",
                 "        if kind == 116:",
@@ -357,7 +372,7 @@ def _walk_source(
             ]
             if field:
                 lines += ["            v = data[start:pos]", f"            {name} = {_quoted(field.style, 'v')}"]
-            if field and field.is_required:
+            if row == 0 and sent is not None:
                 lines += ["        else:", "            return fallback(wal_start, data)"]
                 continue
             lines += ["        elif kind == 110:", "            pos += 1"]

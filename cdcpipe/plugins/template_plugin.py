@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Absent", "TemplatePlugin"]
 
 Absent: TypeAlias = "frozenset[tuple[int, int]]"
-"""Unsent values, and NULLs if these are left out: number of the tuple in the message, number of the column."""
+"""Unsent values, and NULLs if these are left out: number of the tuple in the message, number of the column.
+
+A NULL in a key tuple is always one of them: a key has no NULL, and the server sends NULL for each column outside of the key. The
+flags of the relation do not tell the key: with publish_via_partition_root they are the root's, and the key is the partition's.
+"""
 
 T = TypeVar("T")
 
@@ -35,7 +39,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
     """An output plugin with templates. ``T`` is the type of the facts that it keeps about a relation."""
 
     leaves_out_null_in_old: ClassVar[bool] = False
-    """Whether a NULL in an old row or key is `Absent`."""
+    """Whether a NULL in a whole old row is `Absent`, too."""
 
     def __init__(self, options: Options, query: Query) -> None:
         super().__init__(options, query)
@@ -82,10 +86,11 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         self._templates[relation.relation_id] = {}
         relation_id = relation.relation_id.to_bytes(4, "big")
         count = len(relation.columns).to_bytes(2, "big")
+        keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
         makers: dict[bytes, Callable[[], Handler]] = {}
         for kind, first in ("IN", "UN", "UK", "UO", "DK", "DO"):
             head = kind.encode() + relation_id + first.encode() + count
-            makers[head] = partial(self._handler, table, head) if self.renders(table, kind) else _get_ignore
+            makers[head] = partial(self._handler, table, head, keys) if self.renders(table, kind) else _get_ignore
         return makers
 
     def change(self, txn: Transaction, relation: Relation, change: Change, lsn: int) -> None:
@@ -96,7 +101,7 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
         if not self.renders(table, kind):
             return
         rows, first = _rows(change)
-        absent = self._absent(rows, has_old=first != "N")
+        absent = self._absent(rows, first)
         templates = self._templates[relation.relation_id]
         template = templates.get((kind, first, absent))
         if template is None:
@@ -105,22 +110,33 @@ class TemplatePlugin(OutputPlugin, Generic[T]):
             template = templates[kind, first, absent] = self.template(table, kind, first, absent)
         self.add(lsn, fill(template, rows, self._names, lsn))
 
-    def _handler(self, table: T, head: bytes) -> Handler:
+    def _handler(self, table: T, head: bytes, keys: frozenset[int]) -> Handler:
         kind, first = chr(head[0]), chr(head[5])
+        columns = range(int.from_bytes(head[6:8], "big"))
+        sent = None
+        if self._leaves_out_null(first):
+            # Compile the usual row: a key tuple with the relation's key columns, or an old row without a NULL.
+            sent = keys if first == "K" else frozenset(columns)
+        absent = frozenset((0, column) for column in columns if sent is not None and column not in sent)
         return compile_row(
             head,
-            self.template(table, kind, first, frozenset()),
+            self.template(table, kind, first, absent),
             self.emit(table),
             self._names,
             self.output.fallback,
             emit_long=self.emit_long(table),
             second_row=b"N" if kind == "U" and first != "N" else b"",
+            sent=sent,
         )
 
-    def _absent(self, rows: Sequence[Row], *, has_old: bool) -> Absent:
+    def _leaves_out_null(self, first: str) -> bool:
+        """Tell whether a NULL in a first tuple of this kind is absent."""
+        return first == "K" or (first == "O" and self.leaves_out_null_in_old)
+
+    def _absent(self, rows: Sequence[Row], first: str) -> Absent:
         absent = set()
         for number, row in enumerate(rows):
-            leaves_out_null = self.leaves_out_null_in_old and has_old and number == 0
+            leaves_out_null = number == 0 and self._leaves_out_null(first)
             for column, value in enumerate(row):
                 if value is UNCHANGED_TOAST or (value is None and leaves_out_null):
                     absent.add((number, column))

@@ -53,7 +53,6 @@ class _Table:
 
     name: bytes
     columns: Sequence[tuple[bytes, Style]]
-    keys: frozenset[int]
 
 
 class TestDecoding(TemplatePlugin[_Table]):
@@ -96,8 +95,7 @@ class TestDecoding(TemplatePlugin[_Table]):
             type_name = self.catalog.format_type(column.type_id, None)
             head = f" {self._quote(column.name)}[{type_name}]:".encode()
             columns.append((head, _STYLES.get(column.type_id, row_compiler.LITERAL)))
-        keys = frozenset(number for number, column in enumerate(relation.columns) if column.is_key)
-        return _Table(self._qualified(relation), columns, keys)
+        return _Table(self._qualified(relation), columns)
 
     def template(self, table: _Table, kind: str, first: str, absent: Absent) -> Template:
         parts: list[bytes | Field | Expression] = [b"table ", table.name, b":", _KINDS[kind]]
@@ -105,9 +103,8 @@ class TestDecoding(TemplatePlugin[_Table]):
             if kind == "U":
                 parts.append(b" old-key:")
             for number, (head, style) in enumerate(table.columns):
-                # In a key tuple, columns that are not part of the key are NULL. NULLs are left out.
-                if (0, number) not in absent and (first == "O" or number in table.keys):
-                    parts += [head, Field(number, style, 0, is_required=True)]
+                if (0, number) not in absent:
+                    parts += [head, Field(number, style, 0)]
             if kind == "U":
                 parts.append(b" new-tuple:")
         if kind != "D":

@@ -107,6 +107,32 @@ def test_difference_5_what_is_not_published(pg15):
         both.connection.close()
 
 
+def test_difference_5_old_rows_of_a_partition_with_another_identity_than_its_root(pg15):
+    with pg15.database() as database:
+        both = Both(database, "wal2json", "for all tables with (publish_via_partition_root)")
+        both.run(
+            """
+            create table p (id int, n int, v int) partition by list (n); alter table p replica identity full;
+            create table p1 partition of p (primary key (id)) for values in (1);
+            create table q (id int, n int, v int, primary key (id, n)) partition by list (n);
+            create table q1 partition of q for values in (1); alter table q1 replica identity full
+            """
+        )
+        both.begin()
+        both.run("insert into p values (1, 1, 1); insert into q values (1, 1, null); delete from p; delete from q")
+        theirs, ours = (
+            [
+                {each["name"]: each["value"] for each in json.loads(record)["identity"]}
+                for _, record in records
+                if b'"action":"D"' in record
+            ]
+            for records in (both.theirs(V2), render(V2, both.raw(), both.query))
+        )
+        assert theirs == [{"id": 1}, {"id": 1, "n": 1, "v": None}]
+        assert ours == [{"id": 1, "n": None, "v": None}, {"id": 1, "n": 1}]
+        both.connection.close()
+
+
 def test_difference_4_an_origin_that_is_gone(both):
     both.run("create table t (id int primary key)")
     both.run("select pg_replication_origin_create('gone')")

@@ -106,8 +106,6 @@ class _Table:
     """The end of ``source``: the members ``schema`` and ``table``."""
     columns: Sequence[tuple[int, bytes, Form]]
     """Number, name and form of the columns that are written."""
-    identity: frozenset[int]
-    """The columns of an old row that the server sends, unless it sends all."""
     key: tuple[int, ...]
     """The columns of the key. An update that changes one of them becomes a delete and a create."""
 
@@ -159,9 +157,8 @@ class Debezium(TemplatePlugin[_Table]):
             if form is not None:
                 columns.append((number, json_string(column.name), form))
         name = _name(relation.namespace, relation.name)
-        identity = [number for number, column in enumerate(relation.columns) if column.is_key]
-        key = self._key(relation) if relation.replica_identity == "f" else tuple(identity)
-        return _Table(name, columns, frozenset(identity), key)
+        flagged = tuple(number for number, column in enumerate(relation.columns) if column.is_key)
+        return _Table(name, columns, self._key(relation) if relation.replica_identity == "f" else flagged)
 
     def _key(self, relation: Relation) -> tuple[int, ...]:
         """Return the columns of the key. With FULL the stream marks all columns, so the catalog is asked."""
@@ -189,8 +186,7 @@ class Debezium(TemplatePlugin[_Table]):
         if first == "N":
             parts.append(b"null")
         else:
-            all_columns = frozenset(number for number, _, _ in table.columns)
-            parts += _row(table, 0, absent, all_columns if first == "O" else table.identity)
+            parts += _row(table, 0, absent, is_key=first == "K")
         parts.append(b',"after":')
         if kind == "D":
             parts.append(b"null")
@@ -301,15 +297,13 @@ def _name(schema: str, table: str) -> bytes:
     return b'"schema":%b,"table":%b' % (json_string(schema), json_string(table))
 
 
-def _row(table: _Table, row: int, absent: Absent, sent: frozenset[int] | None = None) -> list[Part]:
-    """Return the template of a row's object. Columns that are not in ``sent`` are null."""
+def _row(table: _Table, row: int, absent: Absent, *, is_key: bool = False) -> list[Part]:
+    """Return the template of a row's object. A column that is absent is null in a key, else the placeholder."""
     parts: list[Part] = [b"{"]
     for number, name, form in table.columns:
         parts += [b"," if len(parts) > 1 else b"", name, b":"]
-        if sent is not None and number not in sent:
-            parts.append(b"null")
-        elif (row, number) in absent:
-            parts.append(form.unavailable)
+        if (row, number) in absent:
+            parts.append(b"null" if is_key else form.unavailable)
         else:
             parts.append(Field(number, form.style, row))
     return [*parts, b"}"]

@@ -63,7 +63,8 @@ class Column:
     type: bytes
     type_id: int
     style: Style
-    is_identity: bool
+    is_key: bool
+    """Whether the stream marks the column as a part of the key. With REPLICA IDENTITY FULL, which marks all, it is False."""
     facts: ColumnFacts
 
     @property
@@ -79,14 +80,11 @@ class Column:
 class Table:
     """A relation, from one of its descriptions to the next."""
 
+    relation_id: int
     schema: bytes
     name: bytes
     columns: Sequence[Column]
     is_selected: bool
-
-    @property
-    def identity(self) -> Sequence[Column]:
-        return [column for column in self.columns if column.is_identity]
 
     @property
     def primary_key(self) -> Sequence[Column]:
@@ -114,6 +112,8 @@ class Wal2Json(TemplatePlugin[Table]):
         self._names["txn_part"] = self._txn_part
         self._is_holding = False
         """Whether records wait for the end of their transaction (`Held`)."""
+        self._keys: dict[int, Sequence[Column]] = {}
+        """For each relation the columns that identify the row of an update without an old row."""
 
     def filter_by_origin(self, origin: Origin) -> bool:
         filtered = self._settings.filter_origins
@@ -153,18 +153,38 @@ class Wal2Json(TemplatePlugin[Table]):
                     _json_type(type_name),
                     type_id,
                     style,
-                    column.is_key or relation.replica_identity == "f",
+                    column.is_key and relation.replica_identity != "f",
                     fact,
                 )
             )
-        table = Table(json_string(relation.namespace), json_string(relation.name), columns, is_selected)
-        if is_selected and not table.identity:
-            log.info("%s.%s: no replica identity, updates and deletes are left out", relation.namespace, relation.name)
-        return table
+        self._keys.pop(relation.relation_id, None)
+        return Table(relation.relation_id, json_string(relation.namespace), json_string(relation.name), columns, is_selected)
 
     def renders(self, table: Table, kind: str) -> bool:
-        """Tell whether changes of this kind are written. As on the server, those of a table without identity are not."""
-        return table.is_selected and ACTIONS[kind] in self._settings.actions and (kind == "I" or bool(table.identity))
+        return table.is_selected and ACTIONS[kind] in self._settings.actions
+
+    def old_columns(self, table: Table, first: str) -> Sequence[Column]:
+        """Return the columns of the first tuple that identify the old row. Those that are absent from the tuple are among them."""
+        return self._key(table) if first == "N" else table.columns
+
+    def _key(self, table: Table) -> Sequence[Column]:
+        """Return the key's columns. An update without an old row has not changed their values."""
+        key = self._keys.get(table.relation_id)
+        if key is None:
+            key = [column for column in table.columns if column.is_key]
+            if not key:
+                key = self._key_of_partitions(table)
+            self._keys[table.relation_id] = key
+        return key
+
+    def _key_of_partitions(self, table: Table) -> Sequence[Column]:
+        """Return the columns that the keys of all partitions have. The stream has only the key of the root."""
+        root = f"{table.schema.decode()}.{table.name.decode()}"
+        names = {json_string(name) for name in self.catalog.partitions_key(table.relation_id, root)}
+        key = [column for column in table.columns if column.name in names]
+        if not key:
+            log.warning("%s: its partitions have no key in common, so an update of a row may come without an identity", root)
+        return key
 
     def _transaction_facts(self, txn: Transaction) -> list[tuple[bytes, bytes]]:
         """Return the requested facts about the transaction as names and JSON, without positions."""

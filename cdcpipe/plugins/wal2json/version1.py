@@ -87,7 +87,6 @@ class Wal2Json1(Wal2Json):
 
     def template(self, table: Table, kind: str, first: str, absent: Absent) -> Template:
         tab, newline = self._tab, self._newline
-        old_row = 0
         new_row = 0 if first == "N" else 1
         has_pk = self._settings.include_pk and bool(table.primary_key)
         members: list[Template] = [[self._member(3, b"kind", b'"%b"' % ACTIONS[kind].encode())]]
@@ -98,13 +97,9 @@ class Wal2Json1(Wal2Json):
             members += self._lists(b"column", table.columns, new_row, absent)
         if has_pk:
             members.append(self._object(b"pk", self._primary_key(table)))
-        if kind == "U":
-            # With REPLICA IDENTITY FULL all columns that are not NULL count as the key. An old key may have more columns than the
-            # identity: with publish_via_partition_root a partition may have FULL, and its root not.
-            columns = table.columns if first == "O" else table.identity
-            members.append(self._object(b"oldkeys", self._lists(b"key", columns, old_row, absent)))
-        elif kind == "D":
-            members.append(self._object(b"oldkeys", self._lists(b"key", table.identity, old_row, absent)))
+        if kind != "I":
+            # With REPLICA IDENTITY FULL all columns that are not NULL count as the key.
+            members.append(self._object(b"oldkeys", self._lists(b"key", self.old_columns(table, first), 0, absent)))
         return [b"{" + newline, *self._separated(members), newline + 2 * tab + b"}"]
 
     def _member(self, depth: int, name: bytes, value: bytes) -> bytes:
@@ -156,6 +151,6 @@ class Wal2Json1(Wal2Json):
             lists.append((b"optionals", [column.optional for column in columns if settings.include_types]))
         if is_new and settings.include_default:
             lists.append((b"defaults", [column.default for column in columns]))
-        values = [Field(column.number, column.style, row, is_required=not is_new) for column in columns]
+        values = [Field(column.number, column.style, row) for column in columns]
         lists.append((b"values", values))
         return [self._list(depth, what + name, items) for name, items in lists]

@@ -116,14 +116,13 @@ class Wal2Json2(Wal2Json):
 
     def template(self, table: Table, kind: str, first: str, absent: Absent) -> Template:
         template = [*self._head(kind), *self._table_name(table)]
-        old_row = 0
         new_row = 0 if first == "N" else 1
         if kind != "D":
             template += [b',"columns":[', *self._objects(table.columns, new_row, absent, is_new=True), b"]"]
         if kind != "I":
-            template += [b',"identity":[', *self._objects(table.identity, old_row, absent, is_new=False), b"]"]
+            template += [b',"identity":[', *self._objects(self.old_columns(table, first), 0, absent, is_new=False), b"]"]
         if self._settings.include_pk:
-            columns = [column for column in table.primary_key if (old_row, column.number) not in absent]
+            columns = [column for column in table.primary_key if first != "N" or (0, column.number) not in absent]
             objects = b",".join(b"{%b}" % self._description(column) for column in columns)
             template += [b',"pk":[', objects, b"]"]
         return [*template, b"}"]

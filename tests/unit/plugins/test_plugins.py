@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -336,10 +337,16 @@ def workloads(draw):
             for column in columns
         )
 
+    # The key of a partition may have other columns than that of the root.
+    is_partition = draw(st.booleans())
+
+    def partition_key():
+        return tuple(draw(VALUES.get(column.type_id, TEXT) | st.none()) for column in columns)
+
     changes = []
     for _ in range(draw(st.integers(1, 4))):
         kind = draw(st.sampled_from("IUKD"))
-        key, full = (None, row(may_lack=False)) if identity == "f" else (row(key=True), None)
+        key, full = (None, row(may_lack=False)) if identity == "f" else (partition_key() if is_partition else row(key=True), None)
         if kind == "I":
             changes.append(Insert(None, relation_id, row(may_lack=False)))
         elif kind == "U" and identity == "d":
@@ -443,6 +450,25 @@ def test_a_relation_that_changes_within_a_transaction():
     assert [json.loads(record).get("table") for _, record in records] == [None, "t", "t", "renamed", None]
     with pytest.raises(ProtocolError, match="has 2 values, the relation 3 columns"):
         feed(load("wal2json", {}, nothing), BEGIN, T, ROW, wider, ROW)
+
+
+@pytest.mark.parametrize("flags", [(1, 0), (0, 0)])
+@pytest.mark.parametrize(
+    ("name", "options", "whole", "key"),
+    [
+        ("json", {}, '"old":{"id":1,"v":"x"}', '"old":{"v":"x"}'),
+        ("test_decoding", {}, "DELETE: id[integer]:1 v[text]:'x'", "DELETE: v[text]:'x'"),
+        ("debezium", {"database.dbname": "db"}, '"before":{"id":1,"v":"x"}', '"before":{"id":null,"v":"x"}'),
+    ],
+)
+def test_an_old_key_has_what_the_server_sent(name, options, whole, key, flags):
+    """With publish_via_partition_root the relation has the flags of the root, and the key is that of the partition."""
+    root = replace(T, columns=tuple(replace(column, flags=flag) for column, flag in zip(T.columns, flags, strict=True)))
+    deletes = [Delete(None, 16385, row, None) for row in ((b"1", b"x"), (None, b"x"))]
+    # Twice: the first row compiles the function that renders the second one.
+    records = feed(load(name, options, lambda sql: []), BEGIN, root, *deletes, *deletes, COMMIT)
+    found = [record.decode() for _, record in records if b"DELETE" in record or b'"delete"' in record or b'"op":"d"' in record]
+    assert [whole in found[0], key in found[1]] == [whole in found[2], key in found[3]] == [True, True]
 
 
 def test_tables_that_are_not_asked_for_ask_nothing_of_the_catalog():

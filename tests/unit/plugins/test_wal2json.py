@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, LogicalMessage, Truncate, Update
+from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Delete, LogicalMessage, Truncate, Update
 from cdcpipe.plugins import load
+from cdcpipe.plugins.catalog import NoCatalogError
 from cdcpipe.plugins.renderer import Renderer
 from cdcpipe.plugins.wal2json.version1 import Wal2Json1
 from support.captures import BEGIN, COMMIT, relation, row
@@ -81,17 +83,57 @@ def test_the_last_record_of_a_transaction_has_its_end(last):
     assert [lsn for lsn, _ in written] == [0x200, 0x930, 0x1100]
 
 
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_an_old_key_has_the_columns_of_the_identity(version):
-    """With publish_via_partition_root and a partition that has REPLICA IDENTITY FULL, the old key is a whole row."""
+def identities(version, table, *changes, query=nothing):
+    """Return for each change the columns and values that identify its old row."""
     written = []
-    renderer = Renderer(load("wal2json", {"format-version": version}, nothing), lambda lsn, record: written.append(record))
-    updates = [Update(None, 16385, (b"1", old), None, (b"1", new)) for old in (b"x", None) for new in (b"y", UNCHANGED_TOAST, None)]
-    for message in (BEGIN, relation(), *updates, COMMIT):
+    renderer = Renderer(load("wal2json", {"format-version": version}, query), lambda lsn, record: written.append(record))
+    # Twice: the first row compiles the function that renders the second one.
+    for message in (BEGIN, table, *changes, *changes, COMMIT):
         renderer.feed(0x930, build(message))
+    renderer.close()
     if version == "1":
-        found = [change["oldkeys"] for change in json.loads(written[0])["change"]]
-        assert found == [{"keynames": ["id"], "keytypes": ["integer"], "keyvalues": [1]}] * len(updates)
+        keys = [change["oldkeys"] for change in json.loads(written[0])["change"]]
+        found = [dict(zip(key["keynames"], key["keyvalues"], strict=True)) for key in keys]
     else:
-        identities = [json.loads(record)["identity"] for record in written[1:-1]]
-        assert identities == [[{"name": "id", "type": "integer", "value": 1}]] * len(updates)
+        found = [{each["name"]: each["value"] for each in json.loads(record)["identity"]} for record in written[1:-1]]
+    assert found[: len(changes)] == found[len(changes) :]
+    return found[: len(changes)]
+
+
+@pytest.mark.parametrize("flags", [(1, 0), (0, 0), (0, 1)])
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_an_old_key_has_what_the_server_sent(version, flags):
+    """With publish_via_partition_root the flags are the root's, and the old key is the partition's."""
+    columns = tuple(replace(column, flags=flag) for column, flag in zip(relation().columns, flags, strict=True))
+    keys = (b"1", b"x"), (b"1", None), (None, b"x")
+    changes = [Update(None, 16385, key, None, (b"1", new)) for key in keys for new in (b"y", UNCHANGED_TOAST, None)]
+    changes += [Delete(None, 16385, key, None) for key in keys]
+    whole, id_, v = {"id": 1, "v": "x"}, {"id": 1}, {"v": "x"}
+    updated = [whole] * 3 + [id_] * 3 + [v] * 3
+    assert identities(version, replace(relation(), columns=columns), *changes) == [*updated, whole, id_, v]
+
+
+@pytest.mark.parametrize("identity", ["d", "f"])
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_an_update_without_an_old_row_has_the_key_of_the_partitions(version, identity, caplog):
+    """A root without a key, or with REPLICA IDENTITY FULL, does not tell the key of its partitions."""
+    columns = tuple(replace(column, flags=int(identity == "f")) for column in relation().columns)
+    root = replace(relation(), replica_identity=identity, columns=columns)
+    asked = []
+
+    def query(sql):
+        asked.append(sql)
+        return [(None,), ('["id", "v"]',), ('["unpublished", "id"]',)]
+
+    def no_catalog(sql):
+        raise NoCatalogError
+
+    updates = [Update(None, 16385, None, None, (b"1", new)) for new in (b"y", UNCHANGED_TOAST, None)]
+    assert identities(version, root, *updates, query=query) == [{"id": 1}] * 3
+    assert len(asked) == 1
+    assert not caplog.messages
+    assert identities(version, root, *updates, query=lambda sql: [('["id"]',), ('["v"]',)]) == [{}] * 3
+    with pytest.raises(NoCatalogError, match=r'the key of the partitions of "public"\."t"'):
+        identities(version, root, *updates, query=no_catalog)
+    (said,) = caplog.messages
+    assert said.startswith('"public"."t": its partitions have no key in common')
