@@ -116,7 +116,8 @@ class _EnvelopeRow:
             known = [n if o is None or n is not UNCHANGED_TOAST else o for (_, n), (_, o) in zip(after, before, strict=False)]
             after = [(column, value) for (column, _), value in zip(after, known, strict=True)]
         if old is None:
-            before = [(column, value) for column, value in before if column.is_key]
+            # The key's columns are those that are not NULL. The relation's flags may be those of a root, and the key a partition's.
+            before = [(column, value) for column, value in before if value is not None]
         return cls(
             record,
             step,

@@ -107,6 +107,15 @@ def test_unchanged_values_are_filled_in_from_the_old_row_or_key(log: Log) -> Non
     assert only(envelope, "new", "_cdc_unchanged") == [({"id": "2", "t": "big"}, []), ({"id": "2"}, ["t"]), ({"id": "3"}, ["t"])]
 
 
+def test_an_old_key_has_what_the_server_sent(log: Log) -> None:
+    """Published via its root, a partition with REPLICA IDENTITY FULL sends the whole row as its key. The flags are the root's."""
+    log.segment(
+        [A, Delete(None, 11, (b"1", b"big"), None), Delete(None, 11, (b"2", None), None), Delete(None, 11, (None, b"x"), None)]
+    )
+    assert only(read(log.root)[0], "old") == [({"id": "1", "t": "big"},), ({"id": "2"},), ({"t": "x"},)]
+    assert only(typed(log.root), "id", "t") == [(1, "big"), (2, None), (None, "x")]
+
+
 @pytest.mark.parametrize(("kind", "expected"), [("null", [[]]), ("redact", [["t"]]), ("off", [["t"]])])
 def test_a_column_that_is_null_for_everybody_is_not_marked(log: Log, kind: str, expected: list[list[str]]) -> None:
     """With this mask the value is NULL whether it is sent or not."""
