@@ -41,10 +41,10 @@ from cdcpipe.plugins.template_plugin import TemplatePlugin
 from cdcpipe.plugins.text import invalid_value, parse_bool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from cdcpipe.pgoutput.messages import LogicalMessage, Relation, Truncate
-    from cdcpipe.plugins.base import Change, Options, OutputWriter, Query, Transaction
+    from cdcpipe.plugins.base import Change, Handler, Options, OutputWriter, Query, Transaction
     from cdcpipe.plugins.debezium.values import Form
     from cdcpipe.plugins.row_compiler import Part, Template
     from cdcpipe.plugins.template_plugin import Absent
@@ -177,6 +177,13 @@ class Debezium(TemplatePlugin[_Table]):
             raise NoCatalogError(f"the key of {relation.namespace}.{relation.name}, which has REPLICA IDENTITY FULL,") from None
         return tuple(number for number, column in enumerate(relation.columns) if column.name in names)
 
+    def relation(self, relation: Relation) -> Mapping[bytes, Callable[[], Handler]]:
+        makers = super().relation(relation)
+        if self.renders(self._tables[relation.relation_id], "U"):
+            return makers
+        # An update with an old row may change the key, which makes it a delete and a create: change() looks at each of them.
+        return {head: maker for head, maker in makers.items() if head[:1] != b"U" or head[5:6] == b"N"}
+
     def renders(self, table: _Table, kind: str) -> bool:
         return _OPS[kind] not in self._skipped
 
@@ -213,7 +220,8 @@ class Debezium(TemplatePlugin[_Table]):
         )
         if not any(old[column] != new[column] for column in table.key):
             super().change(txn, relation, dataclasses.replace(change, new=new), lsn)
-        elif self.renders(table, "U"):
+        else:
+            # skipped.operations says which events are skipped. These two are no "u".
             super().change(txn, relation, Delete(change.xid, change.relation_id, change.key, change.old), lsn)
             super().change(txn, relation, Insert(change.xid, change.relation_id, new), lsn)
 

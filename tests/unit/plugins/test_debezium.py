@@ -176,6 +176,21 @@ def test_skipped_operations() -> None:
     assert [event["op"] for event in events(raw, skipped_operations="u")] == ["c"]
 
 
+@pytest.mark.parametrize(("skipped", "ops"), [("t", "udc"), ("u", "dc"), ("d", "uc"), ("c", "ud")])
+@pytest.mark.parametrize("identity", ["d", "f"])
+def test_an_update_of_the_key_is_no_update_that_is_skipped(identity: str, skipped: str, ops: str) -> None:
+    old = None if identity == "d" else (b"1", None, None, b"x")
+    key = (b"1", None, None, None) if identity == "d" else None
+    updates = [Update(None, 1, key, old, (id_, None, None, None)) for id_ in (b"1", b"2")]
+    assert (
+        "".join(
+            event["op"]
+            for event in events(transaction(*updates, identity=identity), lambda sql: [("id",)], skipped_operations=skipped)
+        )
+        == ops
+    )
+
+
 def test_types_without_a_server() -> None:
     """The stream gives a domain the name of its base type, and hstore its own name."""
     columns = (Column(1, "id", 23, -1), Column(0, "d", 20000, -1), Column(0, "h", 20001, -1))
