@@ -6,7 +6,8 @@
   changes. The last record of a transaction is ``"op": "commit"``. Its ``end_lsn``, also in its header, is the position to confirm.
 - ``new`` and ``old`` are objects from column to value. ``old`` has what the server sent of the old row: the replica identity, or
   the whole row with REPLICA IDENTITY FULL. With publish_via_partition_root that is the partition's identity. A large value that an
-  update did not change is not in ``new``; ``unchanged`` names its column.
+  update did not change is not in ``new``; ``unchanged`` names its column. Such an update is an insert if it brought the row into a
+  row filter.
 - Numbers that a reader with 64-bit floats would change (bigint, numeric) are strings. So are NaN and the infinities. int2, int4,
   oid and floats are numbers, booleans are booleans. All other values are strings with PostgreSQL's text.
 - A message of DDL capture (``cdcpipe ddl install``) is ``"op": "ddl"``, with the message in ``ddl``.
