@@ -144,7 +144,7 @@ VALUES: dict[str, list[str]] = {
 
 ONLY_ON_18 = {"interval": ["infinity", "-infinity"]}
 
-SINCE_16 = {"char": ["\\351", "\\377"]}
+SINCE_15 = {"char": ["\\351", "\\377"]}
 
 
 def is_built_in(type_id: int) -> bool:
@@ -198,7 +198,7 @@ def texts(values: Sequence[str]) -> str:
 
 def values_of(server: Server, name: str) -> list[str]:
     more = ONLY_ON_18.get(name, []) if server.version >= 17 else []
-    return VALUES[name] + more + (SINCE_16.get(name, []) if server.version >= 16 else [])
+    return VALUES[name] + more + (SINCE_15.get(name, []) if server.version >= 15 else [])
 
 
 def array_of(values: Sequence[str]) -> bytes:

@@ -9,6 +9,6 @@ For any bytes, a function returns a text or raises `ProtocolError`. For a read p
 before it uses them. The size of a text has the server's limit. Errors contain no values.
 
 Where the server's versions differ, the newer one is followed: a ``"char"`` beyond ASCII is an escape (``\351``), as since
-PostgreSQL 16. The largest and the smallest interval are ``infinity`` and ``-infinity``, as since PostgreSQL 17.
+PostgreSQL 15. The largest and the smallest interval are ``infinity`` and ``-infinity``, as since PostgreSQL 17.
 Source: the types' send and output functions, src/backend/utils/adt/*.c.
 """
