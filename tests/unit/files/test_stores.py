@@ -61,16 +61,16 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
-            monkeypatch.setenv(name, "us-east-1")
-        client = fsspec.get_filesystem_class("s3")
-        client.clear_instance_cache()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield store
-        finally:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+                monkeypatch.setenv(name, "us-east-1")
+            client = fsspec.get_filesystem_class("s3")
             client.clear_instance_cache()
+            yield store
+            client.clear_instance_cache()
+        finally:
             server.shutdown()
 
 
