@@ -7,8 +7,9 @@
 
     _cdcpipe/complete.json      the options of the last run with --available-now that did everything
 
-A run also does what new options ask for, what another program has undone, and what is due once a day. So each of these is looked
-at. In any doubt the answer is that there is something to do.
+`Warehouse.open` removes the file, because the run that opens the warehouse may have other options, and need not become complete. A
+run also does what new options ask for, what another program has undone, and what is due once a day. So each of these is looked at.
+In any doubt the answer is that there is something to do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spark_sink.staging.readers import read_readers
 from spark_sink.upkeep import recorded_times
 from spark_sink.warehouse import gaps, landed_snapshots, stored_histories, unchecked_merges, wanted_copies
 from spark_sink.warehouse.reached import reached_lsn
-from spark_sink.warehouse.warehouse import READER
+from spark_sink.warehouse.warehouse import COMPLETE, READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +99,7 @@ class Rest:
 
     @property
     def _path(self) -> Path:
-        return self._warehouse.root / "_cdcpipe/complete.json"
+        return self._warehouse.identity_path.with_name(COMPLETE)
 
     def _options(self) -> str:
         """Return a digest of the version of cdcpipe, the options that have an effect on the tables, and the key of hashes."""

@@ -56,7 +56,7 @@ from cdcpipe.masks import Masks, mask_options
 from spark_sink.delta.log import LogCache
 from spark_sink.files.local import NEWER
 from spark_sink.files.parsed import ParsedFiles
-from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, write_json
+from spark_sink.files.places import check_store, is_local, make_directory, map_reads, place, read_json, remove_files, write_json
 from spark_sink.files.places import name as place_name
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
@@ -85,6 +85,9 @@ CHECKPOINT: Final = "_cdcpipe/checkpoint"
 
 READER: Final = "tables"
 """The name of the reader in the staging directory that records the position of the tables."""
+
+COMPLETE: Final = "complete.json"
+"""The file, beside warehouse.json, with the options of a run that left nothing to do."""
 
 FIRST_CHANGES: Final = "wait until cdcpipe-spark run has brought the first changes"
 """The hint for a warehouse that no changes have reached."""
@@ -329,8 +332,8 @@ class Warehouse:
         """Bind a new warehouse to the staging directory's source, or check an existing one. Returns the position of the warehouse.
 
         ``former_system_ids`` are those that the log's server had before pg_upgrade: the warehouse may have one of them. The method
-        also records, for later commands, the publications, and how new tables are written. Raises InvalidArgumentsError if the
-        warehouse has another source, and what `check_choices` raises.
+        also records, for later commands, the publications, and how new tables are written. It removes `COMPLETE`: who opens the
+        warehouse may change it. Raises InvalidArgumentsError if the warehouse has another source, and what `check_choices` raises.
         """
         found = read_json(self.identity_path)
         check_store(self.root)
@@ -362,6 +365,7 @@ class Warehouse:
         self.check_choices(found)
         source = Source.of(found, self.identity_path)
         source.check(self.name, "but the staging directory has those of", "give each slot its own warehouse", **identity)
+        remove_files(self.identity_path.parent, [COMPLETE])
         if found | facts != found:
             write_json(self.identity_path, found | facts)
         return source.position

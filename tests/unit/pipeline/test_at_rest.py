@@ -73,3 +73,14 @@ def test_a_run_that_heals_nothing_needs_no_look_at_the_catalog(tmp_path: Path, h
     assert rest.is_possible() == (heal == "off")
     rest.record(has_looked=True)
     assert rest.is_possible()
+
+
+def test_a_run_with_other_options_that_did_not_become_complete(tmp_path: Path) -> None:
+    """What it has changed, e.g. whether there are stored histories, is not what the former options ask for."""
+    config, _ = at_rest(tmp_path)
+    config = replace(config, launcher=replace(config.launcher, available_now=True))
+    rest = Rest(config, config.house())
+    rest.record(has_looked=False)
+    assert rest.is_possible()
+    replace(config, history="table").house().open(list_epochs(config.launcher.staging)[0])
+    assert not rest.is_possible()
