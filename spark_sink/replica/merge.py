@@ -190,7 +190,8 @@ def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: Da
     if not warehouse.keeps_deleted:
         return replay(warehouse, table, since, until_lsn=until.lsn, want=want)
     state = delta.state(path)
-    if state is not None and _is_set_back(warehouse, table):
+    is_set_back = state is not None and _is_set_back(warehouse, table)
+    if is_set_back:
         if purged_changes.last_lsn(warehouse, table):
             _logger.warning(
                 "%s: RESTORE has set the replica back, and earlier changes were purged: rows that were deleted before the copy may"
@@ -205,7 +206,7 @@ def _remade(spark: SparkSession, warehouse: Warehouse, table: Table, changes: Da
     if not snapshots:
         return rows
     former = delta.read(spark, path)
-    return with_former(warehouse, table, changes, rows, former, state.lsn, max(snapshots), until.lsn)
+    return with_former(warehouse, table, changes, rows, former, state.lsn, max(snapshots), until.lsn, is_set_back=is_set_back)
 
 
 def _is_set_back(warehouse: Warehouse, table: Table) -> bool:

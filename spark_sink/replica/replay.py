@@ -134,22 +134,28 @@ def with_former(
     former_lsn: int,
     snapshot_lsn: int,
     until_lsn: int,
+    *,
+    is_set_back: bool = False,
 ) -> DataFrame:
     """Add to the rows since a snapshot those from before it, as deleted rows: the snapshot does not have them.
 
     ``former`` has the replica's rows at ``former_lsn``. If it is before the snapshot, the changes in between apply, as far as the
     changelog has them. If they cannot be applied, only the rows of ``former`` are added. Masks that have changed before the
-    snapshot apply to the rows that are added, too. If the table has lost its key, nothing is added. If the key has another type, or
-    its values other texts, since a row came, nobody can tell whether the snapshot has the row again: it is added only if it was
-    deleted before.
+    snapshot apply to the rows that are added, too. If RESTORE has set the replica back (``is_set_back``), these are all masks that
+    have ever changed, because its rows may be from before any copy. If the table has lost its key, nothing is added. If the key has
+    another type, or its values other texts, since a row came, nobody can tell whether the snapshot has the row again: it is added
+    only if it was deleted before.
     """
-    found, copied_lsn = None, snapshot_lsn - 1  # a replica that was beyond this snapshot before it came lacks it all the same
+    found = None
+    copied_lsn = (
+        0 if is_set_back else snapshot_lsn - 1
+    )  # a replica that was beyond this snapshot before it came lacks it all the same
     if former_lsn < snapshot_lsn - 1:
         try:
             found = replay_all(warehouse, table, changes, former, after_lsn=former_lsn, until_lsn=snapshot_lsn - 1)
         except WarehouseError as ex:
             _logger.warning("%s: rows that were deleted before the table was copied may be missing: %s", table, ex)
-            copied_lsn = former_lsn
+            copied_lsn = min(copied_lsn, former_lsn)
     if found is None:
         if former is None:
             return rows

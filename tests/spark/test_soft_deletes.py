@@ -225,6 +225,23 @@ def test_a_copy_that_comes_late_masks_deleted_rows(spark: Any, tmp_path: Path, m
     assert table.rows_made_anew() == {1: None, **hashed}
 
 
+def test_a_copy_after_restore_masks_deleted_rows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are those from before the copy that masked them, although the replica's position is beyond it."""
+    table = Masked(spark, tmp_path, monkeypatch)
+    replica = table.house.replica(TABLE)
+    before = delta_log.commits(replica)[-1]
+    table.land(table.source.snapshot())
+    start = table.source.lsn
+    table.source.delete(2)
+    table.source.commit()
+    table.merge(start)
+    purged_changes.record(table.house, TABLE, 1)
+    spark.sql(f"RESTORE TABLE {delta.table_name(replica)} TO VERSION AS OF {before}")
+    assert table.rows() == dict.fromkeys(range(1, 5), "plain")
+    table.land(table.source.snapshot())
+    assert table.rows() == {1: None, 2: None, 3: "hashed", 4: "hashed"}
+
+
 def test_a_copy_without_rows_masks_deleted_rows(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Masked(spark, tmp_path, monkeypatch)
     start = table.source.lsn
