@@ -115,6 +115,12 @@ class CatalogLook:
             versions = house.versions(each.table)
             if each.table not in known and not (versions and versions[-1].relation_id in kept):
                 _logger.info("table %s is not published any more, or has no columns: it waits for no copy", each.table)
+                if any(reason.text == wanted_copies.MASKS_CHANGED for reason in each.reasons):
+                    _logger.warning(
+                        "table %s gets no copy with the new masks, because it is not published any more: its tables keep the values"
+                        " from before, until you remove them",
+                        each.table,
+                    )
                 wanted_copies.give_up(house, each.table)
         return True
 

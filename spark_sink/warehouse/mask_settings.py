@@ -29,7 +29,7 @@ from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
 from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.errors import WarehouseError
-from spark_sink.warehouse.wanted_copies import want
+from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want
 from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
     position = house.source().position
     lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
     for table, lsn in lsns.items():
-        want(house, table, lsn + 1, "the masks of its columns have changed")  # a copy at ``lsn`` has the former masks, too
+        want(house, table, lsn + 1, MASKS_CHANGED)  # a copy at ``lsn`` has the former masks, too
     make_directory(path.parent)
     noted = [{**table.to_json(), "until": format_lsn(lsn)} for table, lsn in lsns.items()]
     past = {"until": None if position is None else str(position), "masks": before, "tables": noted}

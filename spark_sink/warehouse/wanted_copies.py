@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
+    "MASKS_CHANGED",
     "SET_BACK",
     "Failures",
     "Reason",
@@ -44,6 +45,9 @@ __all__ = [
     "waits_for",
     "want",
 ]
+
+MASKS_CHANGED: Final = "the masks of its columns have changed"
+"""The reason for a copy of a table whose replica has rows from before a mask."""
 
 SET_BACK: Final = "RESTORE has set its {} back to an earlier version"
 """The reason for a copy of a table whose "changelog" or "replica" another program has set back."""

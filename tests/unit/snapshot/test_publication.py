@@ -48,7 +48,7 @@ from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
 from spark_sink.warehouse.published_tables import Seen, follow, read, unpublished, write
-from spark_sink.warehouse.wanted_copies import settle, waiting
+from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, settle, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.segments import describe_epoch, relation
@@ -193,6 +193,20 @@ def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_pat
     house.write_versions(T, [replace(version(200, 0, ID, 100), snapshot=((1, "id"),))])
     assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
     assert waiting(house) == []
+
+
+@pytest.mark.parametrize(("reason", "is_named"), [(MASKS_CHANGED, True), (REWRITTEN, False)])
+def test_a_table_that_has_left_keeps_what_a_new_mask_hides(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str, *, is_named: bool
+) -> None:
+    """Nothing else says that the mask is not in force there: the table waits for nothing any more."""
+    staging = house.root / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    want(house, A, 151, reason)
+    monkeypatch.setattr(publication, "look", lambda *_: found(table("b", relation_id=101), lsn=200))
+    assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
+    assert waiting(house) == []
+    assert ("table public.a gets no copy with the new masks" in caplog.text) is is_named
 
 
 @pytest.mark.parametrize("is_open", [True, False])
