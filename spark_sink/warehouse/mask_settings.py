@@ -27,7 +27,7 @@ from spark_sink.files.places import make_directory, write_json
 from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
-from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse import landed_snapshots, stored_histories
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want
 from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
@@ -143,13 +143,25 @@ def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
     changes = [*found.get("changes", []), *([past] if tables else [])]
     write_json(path, {"version": MASKS_VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
     if tables:
+        _name_old_masks(house, tables, max(lsns.values()))
+
+
+def _name_old_masks(house: Warehouse, tables: Collection[Table], until_lsn: int) -> None:
+    """Warn of what keeps the old masks in the tables' files."""
+    _logger.warning(
+        "the masks have changed. Changes up to %s have the old masks, in the changelogs of %s; the replicas get the new ones"
+        " when the tables are copied anew (run --heal). cdcpipe-spark purge removes the older changes; earlier versions of the"
+        " tables' files go with --vacuum-retention. Stored histories keep the old masks in versions that have ended."
+        " _cdcpipe/masks.json notes this",
+        format_lsn(until_lsn),
+        ", ".join(map(str, tables)),
+    )
+    left = [] if house.keeps_history else [table for table in tables if stored_histories.facts(house, table) is not None]
+    if left:
         _logger.warning(
-            "the masks have changed. Changes up to %s have the old masks, in the changelogs of %s; the replicas get the new ones"
-            " when the tables are copied anew (run --heal). cdcpipe-spark purge removes the older changes; earlier versions of the"
-            " tables' files go with --vacuum-retention. Stored histories keep the old masks in versions that have ended."
-            " _cdcpipe/masks.json notes this",
-            format_lsn(max(lsns.values())),
-            ", ".join(map(str, tables)),
+            "the stored histories of %s keep the old masks in all their versions: run adds nothing to them without --history"
+            " table. Start it with this option before you purge old changes, or delete these histories",
+            ", ".join(map(str, left)),
         )
 
 

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import KEY_VARIABLE
+from spark_sink.delta import file_table
 from spark_sink.files.local import DamagedFileError
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging import table_masks
 from spark_sink.staging.log import Position, StagingError
-from spark_sink.warehouse import landed_snapshots, mask_settings, wanted_copies
+from spark_sink.warehouse import landed_snapshots, mask_settings, stored_histories, wanted_copies
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new, check_unchanged
@@ -108,6 +110,18 @@ def test_masks_that_change(root: Path, caplog: pytest.LogCaptureFixture) -> None
         {"until": "1:0/100", "masks": {}, "tables": [person]},
         {"until": "1:0/100", "masks": {"public.person.phone": "redact"}, "tables": [person]},
     ]
+
+
+@pytest.mark.parametrize("history", ["off", "table"])
+def test_a_history_that_gets_no_copy(root: Path, caplog: pytest.LogCaptureFixture, history: str) -> None:
+    """Without ``--history table`` nothing ends its current versions, and so they keep what the new mask hides."""
+    made = Warehouse(root, "delta", history=history, masks={"public.*.phone": "redact"})
+    schema = StructType([StructField("phone", StringType())])
+    properties = stored_histories.properties(after_lsn=0, copies=frozenset())
+    file_table.commit(file_table.define(made.history(PERSON), schema, properties), [], Position(1, 0x100))
+    settle(made)
+    said = "the stored histories of public.person keep the old masks in all their versions"
+    assert (said in caplog.text) is (history == "off")
 
 
 def test_what_can_not_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
