@@ -147,9 +147,8 @@ def with_former(
     only if it was deleted before.
     """
     found = None
-    copied_lsn = (
-        0 if is_set_back else snapshot_lsn - 1
-    )  # a replica that was beyond this snapshot before it came lacks it all the same
+    # A replica that was beyond this snapshot before it came lacks it all the same.
+    copied_lsn = 0 if is_set_back else snapshot_lsn - 1
     if former_lsn < snapshot_lsn - 1:
         try:
             found = replay_all(warehouse, table, changes, former, after_lsn=former_lsn, until_lsn=snapshot_lsn - 1)
