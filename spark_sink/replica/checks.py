@@ -97,12 +97,15 @@ def keyed_changes(changes: DataFrame, piece: Piece, table: Table, want: Wants | 
     """Return the changes that have a value for the piece's key, and their summary. Warns how many are left out.
 
     The others are from before the key, or from a time when its columns took NULL: the catalog knows only the key of today.
+    Also warns of updates that have only a part of the old key. They stay: their new key is whole.
     """
     summary = reduction.summarize(changes, piece.columns)
     if summary.keyless:
         _name_keyless(table, piece, summary.keyless, "changes", want)
         changes = reduction.with_key(changes, piece.columns)
         summary = reduction.summarize(changes, piece.columns)
+    if summary.partial_old_keys:
+        _name_partial_old_keys(table, piece, summary.partial_old_keys, want)
     return changes, summary
 
 
@@ -120,6 +123,22 @@ def _name_keyless(table: Table, piece: Piece, count: int, what: str, want: Wants
     )
     if want is not None:
         want(f"{what} have no value for its key ({key})")
+
+
+def _name_partial_old_keys(table: Table, piece: Piece, count: int, want: Wants | None) -> None:
+    """Warn of updates that may have changed the key of a row that nothing tells."""
+    key = ", ".join(piece.key)
+    _logger.warning(
+        "table %s: %d updates have only a part of the key (%s) that their rows had before, so nothing tells which rows these were. "
+        "The replica may have rows twice, or lack values. A reason may be that a partition's replica identity is another one than "
+        "the table's: cdcpipe doctor names it. Repair: run --heal, or %s",
+        table,
+        count,
+        key,
+        table.copying,
+    )
+    if want is not None:
+        want(f"updates have only a part of the key ({key}) that their rows had before")
 
 
 def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Wants | None = None) -> None:

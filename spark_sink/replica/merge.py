@@ -16,6 +16,8 @@ These rules hold everywhere; the changes of a key apply in the order of their po
   for the key are left out: no later change could find them. They are from before its columns, or from before these were NOT NULL.
 - The last change of a key decides whether there is a row. A change of the key ends the row of the old key and begins one of the new
   key.
+- An update may have only a part of the old key, if a partition has another replica identity than its table. It is a change of the
+  key only if a value of this part differs. Nothing tells which row it was, so the table needs a copy.
 - TRUNCATE ends all earlier rows. So do a captured DROP TABLE, and another table under the same name.
 - A column that an update did not send (an unchanged TOAST value) keeps its value: from an earlier change, else from the replica;
   after a change of the key, from the row of the old key. If the value is nowhere, because the row is older than the slot, or the

@@ -92,6 +92,8 @@ class Summary:
     """The columns with a value in ``_cdc_exact``."""
     keyless: int
     """How many changes lack a value of the key."""
+    partial_old_keys: int
+    """How many updates have only a part of the key that their row had before (`partial_old_key`)."""
     growth: int
     """The number of inserts minus the number of deletes, also before a TRUNCATE or DROP TABLE. See `growth`."""
     ranges: tuple[tuple[int, int] | None, ...] = ()
@@ -179,11 +181,14 @@ def with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     # The old key comes from the old key or row. A delete's row itself is the old one, even if the server sent no separate old row.
     new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX))
+    # An old key may lack values (`partial_old_key`). Only those that it has can tell that the key has changed.
+    pairs = [(old.getField(f"k{i}"), new.getField(f"k{i}")) for i in range(len(key))]
+    differs = fold(lambda a, b: a | b, (before.isNotNull() & ~before.eqNullSafe(after) for before, after in pairs))
     return changes.withColumns(
         {
             "_cdc_new_key": new,
             "_cdc_old_key": F.when((F.col("_cdc_op") == "delete") & F.col("_cdc_old").isNull(), new).otherwise(old),
-            "_cdc_is_move": (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull() & ~old.eqNullSafe(new),
+            "_cdc_is_move": (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull() & differs,
         }
     )
 
@@ -202,18 +207,26 @@ def touched_keys(changes: DataFrame, key: Key) -> DataFrame:
 def lacks_key(key: Key) -> Column:
     """Return an expression: whether a change from `with_keys` lacks a value of the key."""
     used = F.when(F.col("_cdc_op") == "delete", F.col("_cdc_old_key")).otherwise(F.col("_cdc_new_key"))
-    lacks = fold(lambda a, b: a | b, (used.getField(f"k{i}").isNull() for i in range(len(key))))
-    return ~ends_all() & lacks
+    return ~ends_all() & _has_null(used, key)
+
+
+def partial_old_key(key: Key) -> Column:
+    """Return an expression: whether a change from `with_keys` is an update whose old key lacks a value. It may be of any row."""
+    has_old = (F.col("_cdc_op") == "update") & F.col("_cdc_old").isNotNull()
+    return has_old & _has_null(F.col("_cdc_old_key"), key) & ~lacks_key(key)
+
+
+def _has_null(struct: Column, key: Key) -> Column:
+    return fold(lambda a, b: a | b, (struct.getField(f"k{i}").isNull() for i in range(len(key))))
 
 
 def with_key(changes: DataFrame, key: Key) -> DataFrame:
     """Return the changes that have a value for each column of the key. An update that takes it from a row becomes a delete."""
-    lacks, old = lacks_key(key), F.col("_cdc_old_key")
-    had = fold(lambda a, b: a & b, (old.getField(f"k{i}").isNotNull() for i in range(len(key))))
-    ends = lacks & F.col("_cdc_is_move") & had
+    lacks = lacks_key(key)
+    ends = lacks & F.col("_cdc_is_move") & ~_has_null(F.col("_cdc_old_key"), key)
     kept = with_keys(changes, key).where(~lacks | ends)
-    op = F.when(ends, F.lit("delete")).otherwise(F.col("_cdc_op"))
-    return kept.withColumn("_cdc_op", op).select(*map(quote, changes.columns))
+    kept = kept.withColumn("_cdc_op", F.when(ends, F.lit("delete")).otherwise(F.col("_cdc_op")))
+    return kept.select(*map(quote, changes.columns))
 
 
 def summarize(changes: DataFrame, key: Key) -> Summary:
@@ -232,6 +245,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         F.max(begins_row() & leaves_out).alias("has_partial_begins"),
         F.max(F.col("_cdc_is_move") & leaves_out).alias("has_partial_moves"),
         F.count_if(lacks_key(key)).alias("keyless"),
+        F.count_if(partial_old_key(key)).alias("partial_old_keys"),
         _growth().alias("growth"),
         *(F.min(F.least(*both)).alias(f"least_{index}") for index, both in values.items()),
         *(F.max(F.greatest(*both)).alias(f"greatest_{index}") for index, both in values.items()),
@@ -247,6 +261,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
         has_partial_moves=bool(row["has_partial_moves"]),
         exact=tuple(name for name in exact if not name.startswith(OLD_PREFIX)),
         keyless=row["keyless"],
+        partial_old_keys=row["partial_old_keys"],
         growth=row["growth"],
         ranges=tuple(_range(row, index) if index in integers else None for index in range(len(key))),
     )
@@ -304,8 +319,7 @@ def reduce(changes: DataFrame, key: Key, columns: Sequence[str], summary: Summar
 
     # Here each incarnation that begins has all values. So a value in the changes of a key belongs to its last incarnation, or the
     # key has no row any more.
-    row = _row(columns, summary)
-    known = known_at(summary.unchanged)
+    row, known = _row(columns, summary), known_at(summary.unchanged)
     # Group by the fields of the key: Spark sorts rows for this, and sorts more slowly by a struct.
     fields = {f"_cdc_key_{i}": F.col("_cdc_key").getField(f"k{i}") for i in range(len(key))}
     reduced = (
@@ -422,10 +436,8 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
     if texts:
         exact = with_texts(exact, texts)
     values = [(known[name].getField(name) if name in known else row.getField(name)).alias(name) for name in columns]
-    lacking = F.filter(
-        F.array(*(F.when(field.isNull() & has_row, F.lit(name)) for name, field in known.items())).cast("array<string>"),
-        lambda name: name.isNotNull(),
-    )
+    absent = (F.when(field.isNull() & has_row, F.lit(name)) for name, field in known.items())
+    lacking = F.array_compact(F.array(*absent).cast("array<string>"))
     nothing = F.array().cast("array<string>")
     lost = {name: is_lost(name, field, row.getField("_cdc_unchanged"), summary) for name, field in known.items()}
     unknown = F.array_compact(F.array(*(F.when(each & has_row, F.lit(name)) for name, each in lost.items())).cast("array<string>"))
@@ -450,8 +462,7 @@ def _finish(reduced: DataFrame, columns: Sequence[str], summary: Summary) -> Dat
 
 def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) -> DataFrame:
     """Reduce changes if one of them begins an incarnation and leaves a column out."""
-    unchanged = summary.unchanged
-    names = [f"_cdc_known_{i}" for i in range(len(unchanged))]
+    names = [f"_cdc_known_{i}" for i in range(len(summary.unchanged))]
     begins = begins_row() & ~F.col("_cdc_gone")
     so_far = Window.partitionBy("_cdc_key").orderBy("_cdc_position").rowsBetween(Window.unboundedPreceding, 0)
     events = events.withColumn("_cdc_begin", F.max(F.when(begins, F.col("_cdc_position"))).over(so_far))
@@ -461,7 +472,7 @@ def _reduce_chains(events: DataFrame, columns: Sequence[str], summary: Summary) 
         *aggregates,
         F.max("_cdc_position").alias("_cdc_end"),
         F.max_by("_cdc_origin", F.when(begins, F.col("_cdc_position"))).alias("_cdc_parent"),
-        *(F.max_by(held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(known_at(unchanged))),
+        *(F.max_by(held(name, summary), at).alias(names[i]) for i, (name, at) in enumerate(known_at(summary.unchanged))),
     )
     # An incarnation without a begin in these changes was there before, with its own key. One that began with an insert has no
     # origin: what it lacks is nowhere.

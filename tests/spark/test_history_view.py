@@ -161,6 +161,23 @@ def test_keys_that_are_compared_as_texts(spark: Any, tmp_path: Path) -> None:
         made_by_sql(spark, house).collect()
 
 
+def test_updates_with_a_part_of_the_old_key(spark: Any, tmp_path: Path) -> None:
+    """Only the values that the old key has can tell that the key has changed. They do so for the second update."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY)])
+    changes: list[tuple[Any, ...]] = []
+    for place, (key, old, unsent) in enumerate([(1, None, None), (1, (0, None), ["blob"]), (2, (None, 1), ["blob"])], 1):
+        time = datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=place)
+        old_row = None if old is None else (*old, None, None, None)
+        op, blob = ("insert", "long") if unsent is None else ("update", None)
+        changes.append((0, key, place, blob, None, op, 1, 10 * place, 0, 1, time, unsent, old_row, None))
+    add(spark, house, changes, 0, 100)
+    assert_same(spark, house)
+    rows = made_by_sql(spark, house).select("id", "a", "blob", "_cdc_unchanged").collect()
+    assert sorted(map(tuple, rows)) == [(1, 1, "long", None), (1, 2, "long", None), (2, 3, None, ["blob"])]
+
+
 def test_times_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path: Path) -> None:
     """As text of the session's time zone, two keys would be one."""
     session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse")

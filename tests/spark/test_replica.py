@@ -148,6 +148,35 @@ def test_changes_from_a_time_when_the_keys_columns_took_null(
     assert "2 changes have no value for its key (c), and are only in the changelog" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("new", "there"),
+    [
+        # The row may be another one with k = 1. If it is this one, it keeps its value, which was not sent.
+        ((1, 11, "x1"), [(1, 11, "x1", [1])]),
+        # The key has changed: k says so. The value is that of the row before, and nothing tells which row this was.
+        ((2, 11, "x2"), [(1, 11, "v1", [1]), (2, 11, "x2", None)]),
+    ],
+)
+@pytest.mark.parametrize(("cuts", "deletes"), [((10, 20), "hard"), ((20,), "soft")])
+def test_updates_with_a_part_of_the_old_key(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, new: Row, there: list[Row], cuts: tuple[int, ...], deletes: str
+) -> None:
+    """A partition's replica identity decides what the server sends of an old row. It may be another one than the table's."""
+    house = Warehouse(tmp_path, "delta", deletes=deletes)
+    house.open(EPOCH)
+    versions = [Version(0, 0, 7, ("k", "c"), ("k", "c"))]
+    changes = [change("insert", 10, (1, 11, "v1"), m=[1]), change("update", 20, new, old=(1, None, None), m=UNSENT)]
+    for start, end in zip((0, *cuts), cuts, strict=False):
+        found = bring(spark, house, changes, versions, start, end)
+    rows = found, replayed(spark, house), read_history(spark, tmp_path, "public.t").where("is_current")
+    for each in rows:
+        assert sorted(map(tuple, each.select("k", "c", "v", "m").collect())) == there
+    assert [each.why for each in waiting(house)] == ["updates have only a part of the key (k, c) that their rows had before"]
+    assert "1 updates have only a part of the key (k, c) that their rows had before" in caplog.text
+    marked = [row["_cdc_unchanged"] for row in found.collect()] if "_cdc_unchanged" in found.columns else [None]
+    assert marked.count(["m"]) == len(there) - 1
+
+
 def test_deleted_rows_and_a_copy_without_a_key(spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No key tells whether the copy has a row that was deleted. So the deleted rows go, and a warning says so."""
     house, copied = Warehouse(tmp_path, "delta", deletes="soft"), replace(at(130, NONE), snapshot=((1, "k"), (2, "c"), (3, "v")))
