@@ -242,7 +242,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
                 continue
             columns = set(each.identity or ())
             fix = _identify(each, has_list=_has_list(facts, table))
-            if not columns.issuperset(key) or (table.identity and columns != set(key)):
+            if not columns.issuperset(key):
                 yield error(
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
                     f" and the table by {listed(key)}",

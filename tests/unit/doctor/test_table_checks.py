@@ -172,6 +172,7 @@ def test_partitions() -> None:
     other = Partition("public", "c", "i", ("v",))
     judge(table_checks.partitions, facts(tables=(table(),)))
     judge(table_checks.partitions, root(same, full))
+    judge(table_checks.partitions, root(Partition("public", "d", "i", ("id", "v"))))  # the server sends the table's key, and v
     expected = 'error partition public.c identifies rows by v, and the table by id … ALTER TABLE "public"."c" REPLICA IDENTITY FULL'
     judge(table_checks.partitions, root(same, other), expected)
 
