@@ -145,14 +145,15 @@ def check_growth(table: Table, piece: Piece, wanted: int, grown: int, want: Want
     """Warn if the replica's number of rows does not fit the inserts and deletes. It should have grown by ``wanted`` rows.
 
     If it grew less, some rows had the key of another row. If it grew more, changes met rows that the replica lacks: rows from
-    before the slot, and rows that were left out. After a snapshot the replica lacks no rows, so some came to the table without a
-    change. Only then this is a warning, too.
+    before the slot, and rows that were left out. After a snapshot the replica lacks no rows. So some came to the table without a
+    change, or their key has changed, and the server did not send the old one. Only then this is a warning, too.
     """
     if grown > wanted and piece.has_all:
         _logger.warning(
             "table %s: %d rows that were changed or deleted were not in the replica: they came to the table without a change, for "
-            "example with a partition that was attached. The replica may lack more rows. "
-            "Repair: run --heal, or %s",
+            "example with a partition that was attached; or their key changed, and the server did not send the old one, because "
+            "a partition's replica identity is another one than the table's (cdcpipe doctor names it). The replica may lack more "
+            "rows, or have some twice. Repair: run --heal, or %s",
             table,
             grown - wanted,
             table.copying,

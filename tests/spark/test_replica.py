@@ -336,6 +336,7 @@ def test_rows_that_came_without_a_change_are_named(
         found = bring(spark, house, changes, [copied], start, end)
     assert ordered(found) == [(1, None, "b"), (2, None, "unheard of")]
     assert "table public.t: 2 rows that were changed or deleted were not in the replica" in caplog.text
+    assert "a partition's replica identity is another one than the table's (cdcpipe doctor names it)" in caplog.text
 
 
 @pytest.mark.parametrize(
