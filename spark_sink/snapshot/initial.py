@@ -161,7 +161,8 @@ class InitialSnapshot(Snapshot):
             look_before_copies(self.config, self.warehouse, is_stopping)
         export = super()._take(is_stopping)
         if not self.warehouse.exists:
-            # A killed run has left it; the next look comes after the snapshot.
+            # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
+            # a run with --available-now copies without its launcher, which had the other lock.
             published_tables.forget(self.warehouse)
         return export
 
