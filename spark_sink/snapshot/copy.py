@@ -253,8 +253,8 @@ class Snapshot:
                 rewrites += 1
                 if rewrites == _ROUNDS:
                     raise SnapshotError(
-                        f"not copied, because the server rewrites them again and again: {', '.join(map(str, rewritten))}",
-                        hint="start again when nothing truncates or rewrites these tables",
+                        f"not copied, because none of {_ROUNDS} snapshots could give them: {', '.join(map(str, rewritten))}",
+                        hint="start again when nothing truncates, rewrites or purges these tables: the warnings above say what did",
                     )
             self._take_another()
 

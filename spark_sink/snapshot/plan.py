@@ -63,7 +63,7 @@ _CANCELED: Final = re.compile(r"canceling statement due to [a-z ]+")
 _TABLES: Final = """
 WITH locked AS (
     SELECT k.relation FROM pg_locks k JOIN pg_database d ON d.oid = k.database AND d.datname = current_database()
-    WHERE k.locktype = 'relation' AND k.mode = 'AccessExclusiveLock')
+    WHERE k.locktype = 'relation' AND k.mode = 'AccessExclusiveLock' AND {estimates})
 SELECT json_build_object(
     'relation_id', c.oid::int8, 'schema', n.nspname, 'name', c.relname, 'identity', c.relreplident, 'filters', to_json(w.filters),
     'has_list', w.has_list,
@@ -79,7 +79,7 @@ SELECT json_build_object(
     'parts', (
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
-            'rows', l.reltuples, 'is_heap', am.amname = 'heap',
+            'rows', l.reltuples, 'is_heap', am.amname = 'heap', 'is_locked', k.is_locked,
             'is_toasted', CASE WHEN k.is_locked THEN l.reltoastrelid <> 0
                 ELSE coalesce(pg_relation_size(nullif(l.reltoastrelid, 0)) > 0, false) END,
             'pages', CASE WHEN k.is_locked THEN l.relpages
@@ -95,9 +95,9 @@ ORDER BY n.nspname, c.relname
 """The rows are those of the snapshot, but functions look into today's catalog: for a table that was dropped since they return NULL.
 Its chunk then says so (RewrittenError), if somebody wants the table at all.
 
-``pg_relation_size`` waits for a table that is locked exclusively. So the last VACUUM tells the size of such a table. Its chunks may
-be of unequal size, but have all rows. They wait for the lock, and the other tables are copied. The text of a row filter can only be
-read without the lock."""
+``pg_relation_size`` waits for a table that is locked exclusively. If the lock stays, the last VACUUM tells the size of the table
+(``estimates``). Its chunks may be of unequal size, but have all rows. They wait for the lock, and the other tables are copied. The
+text of a row filter can only be read without the lock."""
 
 _HOLDER: Final = """
 SELECT CASE c.relkind WHEN 'i' THEN 'index ' ELSE 'table ' END || n.nspname || '.' || c.relname, l.pid
@@ -217,6 +217,8 @@ class TablePlan:
     """The columns of the replica identity, also those that are not published; empty with FULL and NOTHING."""
     is_whole: bool = False
     """Whether no publication has a list of the table's columns: then it publishes new ones, too."""
+    locked: frozenset[int] = frozenset()
+    """The relations of those chunks that have to wait, because another session had locked their tables exclusively."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +353,9 @@ def _first_line(ex: BaseException) -> str:
     return str(ex).strip().partition("\n")[0]
 
 
-def _tables_query(publications: Sequence[str], server_version: int, names: Sequence[str]) -> str:
+def _tables_query(publications: Sequence[str], server_version: int, names: Sequence[str], *, estimates: bool) -> str:
     return _TABLES.format(
+        estimates=estimates,
         published=catalog_sql.published(publications, server_version, filters=catalog_sql.TEXTS, only=names),
         is_identity_index=catalog_sql.is_identity_index("i", "c"),
         key_numbers=catalog_sql.key_numbers("i"),
@@ -371,36 +374,36 @@ SELECT current_setting('server_version_num')::int8, current_setting('block_size'
 def make_plan(connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int, names: Sequence[str] = ()) -> Plan:
     """Return the tables of the publications, ordered by name, each cut into chunks of about ``chunk_bytes``.
 
-    ``names`` has the tables to return, as "schema.name"; empty for all. Raises LockedError after a moment if one of these is locked
-    exclusively, and the server can't tell its row filter then.
+    ``names`` has the tables to return, as "schema.name"; empty for all. If one of these stays locked exclusively for a moment, its
+    size is estimated. Raises LockedError if the server can't tell its row filter then.
     """
-    opened = open_snapshot(connection, snapshot)
+    try:
+        return _make_plan(connection, snapshot, publications, chunk_bytes, names, estimates=False)
+    except LockedError:
+        return _make_plan(connection, snapshot, publications, chunk_bytes, names, estimates=True)
+
+
+def _make_plan(
+    connection: str, snapshot: str, publications: Sequence[str], chunk_bytes: int, names: Sequence[str], *, estimates: bool
+) -> Plan:
+    opened, server_version = open_snapshot(connection, snapshot), 0
     try:
         with opened.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
             server_version, page_bytes, time_us, encoding = cursor.fetchone()
-            found = _find_tables(opened, cursor, publications, server_version, names)
+            cursor.execute(_tables_query(publications, server_version, names, estimates=estimates))
+            found = [json.loads(row[0]) for row in cursor.fetchall()]
     except (opened.Error, OSError) as ex:
+        if getattr(ex, "sqlstate", None) == LOCK_NOT_AVAILABLE:
+            tables = catalog_sql.published(publications, server_version, only=names)
+            raise locked_error(opened, f"SELECT w.relation_id FROM {tables} w", "a published table") from ex
         raise reading_error(ex, opened, "cannot look up the published tables") from None
     finally:
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
     packed_pages = max(1, _PACKED_BYTES // page_bytes) if encoding == "UTF8" else 0
     return Plan(tuple(_table(value, pages, packed_pages) for value in found), time_us, encoding != "SQL_ASCII")
-
-
-def _find_tables(
-    opened: Any, cursor: Any, publications: Sequence[str], server_version: int, names: Sequence[str]
-) -> list[dict[str, Any]]:
-    try:
-        cursor.execute(_tables_query(publications, server_version, names))
-        return [json.loads(row[0]) for row in cursor.fetchall()]
-    except opened.Error as ex:
-        if ex.sqlstate != LOCK_NOT_AVAILABLE:
-            raise
-        tables = catalog_sql.published(publications, server_version, only=names)
-        raise locked_error(opened, f"SELECT w.relation_id FROM {tables} w", "a published table") from ex
 
 
 def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TablePlan:
@@ -420,6 +423,7 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
         identity=tuple(value["identity_columns"] or ()),
         is_whole=not value["has_list"],
         row_estimate=sum(max(int(part["rows"]), 0) for part in value["parts"] or ()),
+        locked=frozenset(part["relation_id"] for part in value["parts"] or () if part["is_locked"]),
     )
 
 

@@ -139,7 +139,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     )
     if begun is None:
         begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.definition)
-    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.directory, made.layout))
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.directory, made.layout), plan.locked)
     has_exact = any(each.exact for each in written)
     made.prepare(_full(written), copying.position, with_replica=not has_exact)
     with copying.lock.alone(copying.is_stopping):
@@ -173,7 +173,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     purpose = _purpose(copying, plan, "later", columns.json(), layout)
     begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
     places.make_directory(directory)
-    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout))
+    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout), plan.locked)
     full = _full(written)
     places.remove_other_files(directory, (file.name for file in full))
     if not full:
@@ -261,8 +261,11 @@ def _tasks(
     ]
 
 
-def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -> list[Written]:
-    """Let executors write the missing chunks. Logs the columns with values that their type can't hold."""
+def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], locked: frozenset[int]) -> list[Written]:
+    """Let executors write the missing chunks. Logs the columns with values that their type can't hold.
+
+    ``locked`` has the relations whose chunks wait for a lock.
+    """
     if copying.is_stopping():
         raise SnapshotError(STOPPED)
     there = list(begun.done.values())
@@ -284,18 +287,33 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask]) -
     found, is_told = there, False
     # A partitioned table without partitions has no chunks. A copy that was killed at its end has none left.
     while tasks:
-        answers = copying.spark.sparkContext.parallelize(tasks, len(tasks)).map(write).collect()
+        trying = _without_waiting(tasks, locked)
+        answers = copying.spark.sparkContext.parallelize(trying, len(trying)).map(write).collect()
         found += [each for each in answers if not isinstance(each, str)]
-        locked = [(task, each) for task, each in zip(tasks, answers, strict=True) if isinstance(each, str)]
-        if locked and not is_told:
-            _logger.warning("waiting: %s", locked[0][1])
+        waiting = [(task, each) for task, each in zip(trying, answers, strict=True) if isinstance(each, str)]
+        if waiting and not is_told:
+            _logger.warning("waiting: %s", waiting[0][1])
             is_told = True
-        if locked and copying.is_stopping():
+        if waiting and copying.is_stopping():
             raise SnapshotError(STOPPED)
-        tasks = [task for task, _ in locked]
+        locked = frozenset(task.chunk.relation_id for task, _ in waiting)
+        written = {task.number for task in trying}.difference(task.number for task, _ in waiting)
+        tasks = [task for task in tasks if task.number not in written]
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):
         _logger.warning(INEXACT_MESSAGE, table, name, count)
+    return found
+
+
+def _without_waiting(tasks: Sequence[ChunkTask], locked: frozenset[int]) -> list[ChunkTask]:
+    """Return the tasks to try now: of each locked relation only one, because a task that waits for the lock takes a core."""
+    tried: set[int] = set()
+    found = []
+    for task in tasks:
+        own = task.chunk.relation_id
+        if own not in locked or own not in tried:
+            found.append(task)
+        tried.add(own)
     return found
 
 

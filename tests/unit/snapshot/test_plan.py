@@ -69,3 +69,18 @@ def test_an_initial_snapshot_that_was_refused_leaves_nothing(tmp_path: Path) -> 
     with pytest.raises(UnreachableError):
         InitialSnapshot(config, warehouse, "initial").prepare(lambda: False)
     assert not is_begun(warehouse)
+
+
+def test_of_a_locked_table_one_chunk_waits() -> None:
+    """A task that waits for a lock takes a core: those of other tables, and of other partitions, go on."""
+    tasks: list[Any] = [
+        SimpleNamespace(number=number, chunk=SimpleNamespace(relation_id=relation_id))
+        for number, relation_id in enumerate([1, 1, 2, 2, 3, 1])
+    ]
+
+    def tried(*locked: int) -> list[int]:
+        return [task.number for task in table._without_waiting(tasks, frozenset(locked))]
+
+    assert tried() == [0, 1, 2, 3, 4, 5]
+    assert tried(1) == [0, 2, 3, 4]
+    assert tried(1, 2) == [0, 2, 4]
