@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError
 from cdcpipe.units import has_size_unit, parse_duration, parse_size
 from spark_sink.files.local import local_directory
 from spark_sink.files.places import place
@@ -35,18 +35,19 @@ __all__ = [
 class Directory(click.Path):
     """A directory of a local or mounted file system."""
 
-    def __init__(self, *, exists: bool = False) -> None:
-        super().__init__(exists=exists, file_okay=False, readable=False, path_type=Path)
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a URL, any value that click refuses, and a directory that this user can't read."""
+        """Refuse a URL, any value that click refuses, and a directory that this user can't read.
+
+        The last is no InvalidArgumentsError: a mount point often can't be read before its file system is mounted.
+        """
         what = "this" if param is None else param.opts[-1]
         local_directory(value, what)
         found: Path = super().convert(value, param, ctx)  # type: ignore[assignment] # of the type path_type
         if os.path.isdir(found) and not os.access(found, os.R_OK | os.X_OK):  # noqa: PTH112 - Path's raises PermissionError
-            raise InvalidArgumentsError(
-                f"{found}: {what} can't be read by this user", hint=hint_of(PermissionError(errno.EACCES, ""))
-            )
+            raise CdcpipeError(f"{found}: {what} can't be read by this user", hint=hint_of(PermissionError(errno.EACCES, "")))
         return found
 
 

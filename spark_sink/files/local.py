@@ -27,6 +27,7 @@ __all__ = [
     "RESTORE",
     "TEMPORARY_PREFIX",
     "DamagedFileError",
+    "check_there",
     "check_usable",
     "fsync_directory",
     "local_directory",
@@ -110,6 +111,13 @@ def check_usable(path: Path, what: str) -> None:
         raise CdcpipeError(f"{begin} on a file system that is mounted read-only", hint=hint_of(OSError(errno.EROFS, "")))
     if not is_writable:
         raise CdcpipeError(f"{begin} not writable", hint=f"{hint}; or is its file system not mounted yet?")
+
+
+def check_there(path: Path, what: str) -> None:
+    """Raise an error unless ``path`` is a directory that is there, and that this user may write to. See `check_usable`."""
+    check_usable(path, what)
+    if not path.exists():
+        raise CdcpipeError(f"{path}: {what} is not there", hint="create it; or is its file system not mounted yet?")
 
 
 def _is_there(path: Path) -> bool:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError
+from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.commands.parameters import DIRECTORY
 from spark_sink.files import system_limits
 from support.cli_process import SPARK_COMMAND, run_spark_cli
@@ -74,9 +75,17 @@ def test_options_that_a_run_refuses_before_it_asks_the_server(
 
 def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # as root, who runs the tests in a container, may read all
-    with pytest.raises(InvalidArgumentsError, match="can't be read by this user") as raised:
+    with pytest.raises(CdcpipeError, match="can't be read by this user") as raised:
         DIRECTORY.convert(str(tmp_path), None, None)
+    assert raised.value.exit_code == ExitCode.SYSTEM_ERROR  # its file system may not be mounted yet
     assert str(raised.value.hint).startswith("let this user read and write there")
+
+
+def test_a_spill_directory_that_is_not_there_may_come(tmp_path: Path, commands: ForkedCommands) -> None:
+    directories = ("--staging", str(tmp_path / "staging"), "--spill", str(tmp_path / "spill"))
+    ended = commands.cdcpipe_spark("land", "-S", "s", "--publication", "p", *directories)
+    assert ended.code == ExitCode.SYSTEM_ERROR
+    assert f"{tmp_path}/spill: the spill directory is not there" in ended.stderr
 
 
 def test_a_long_option_with_one_hyphen_is_named(commands: ForkedCommands) -> None:
