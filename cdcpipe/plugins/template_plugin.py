@@ -26,8 +26,8 @@ __all__ = ["Absent", "TemplatePlugin"]
 Absent: TypeAlias = "frozenset[tuple[int, int]]"
 """Unsent values, and NULLs if these are left out: number of the tuple in the message, number of the column.
 
-A NULL in a key tuple is always one of them: a key has no NULL, and the server sends NULL for each column outside of the key. The
-flags of the relation do not tell the key: with publish_via_partition_root they are the root's, and the key is the partition's.
+A NULL in a key tuple is always one of them: the columns of the partition's key have no NULL, and the server sends NULL for others.
+The relation's flags do not tell the key: with publish_via_partition_root they are the root's, and the key is the partition's.
 """
 
 T = TypeVar("T")

@@ -218,7 +218,8 @@ class Debezium(TemplatePlugin[_Table]):
             before if value is UNCHANGED_TOAST and before is not None else value
             for before, value in zip(old, change.new, strict=True)
         )
-        if not any(old[column] != new[column] for column in table.key):
+        # The partition's key may lack a column of the root's: then NULL stands there, and tells nothing.
+        if not any(old[column] is not None and old[column] != new[column] for column in table.key):
             super().change(txn, relation, dataclasses.replace(change, new=new), lsn)
         else:
             # skipped.operations says which events are skipped. These two are no "u".

@@ -158,6 +158,9 @@ def test_an_update_of_the_key() -> None:
     # An old key comes with the same key when a part of it is stored out of line.
     (update,) = events(transaction(Update(None, 1, (b"1", None, None, None), None, (b"1", b"1.00", None, None))))
     assert (update["op"], update["before"]["id"], update["after"]["id"]) == ("u", 1, 1)
+    # The key of a partition, without the column that is the key of its root.
+    (update,) = events(transaction(Update(None, 1, (None, b"1.00", None, None), None, (b"1", b"2.00", None, None))))
+    assert (update["op"], update["before"]["id"], update["after"]["id"]) == ("u", None, 1)
 
     old = (b"1", b"1.00", b"2", b"large")
     raw = transaction(Update(None, 1, None, old, (b"2", b"1.00", b"2", UNCHANGED_TOAST)), identity="f")
