@@ -294,11 +294,11 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], l
         if waiting and not is_told:
             _logger.warning("waiting: %s", waiting[0][1])
             is_told = True
-        if waiting and copying.is_stopping():
-            raise SnapshotError(STOPPED)
         locked = frozenset(task.chunk.relation_id for task, _ in waiting)
         written = {task.number for task in trying}.difference(task.number for task, _ in waiting)
         tasks = [task for task in tasks if task.number not in written]
+        if tasks and copying.is_stopping():
+            raise SnapshotError(STOPPED)
     exact: Counter[str] = sum((Counter(each.exact) for each in found), Counter())
     for name, count in sorted(exact.items()):
         _logger.warning(INEXACT_MESSAGE, table, name, count)
