@@ -162,11 +162,18 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     return sum(each.rows for each in written)
 
 
+def _check_not_purged(warehouse: Warehouse, table: Table, position: Position) -> None:
+    """Raise RewrittenError unless all changes from the copy's position on are there."""
+    if purged_changes.last_lsn(warehouse, table) >= position.lsn:
+        raise RewrittenError(f"changes of {table} from after its copy began were purged meanwhile")
+
+
 def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     """Copy a table that has a changelog."""
     spark, warehouse, position = copying.spark, copying.warehouse, copying.position
     if any(version.place == (position.lsn, 0) for version in warehouse.versions(table)):
         raise RewrittenError(f"the copy of {table} was killed while it added rows to the changelog, which may have them already")
+    _check_not_purged(warehouse, table, position)  # here, too: a copy takes long
     columns, layout = _prepare_changelog(copying, plan, table)
     scratch = copying.scratch / f"{plan.relation.relation_id}-later"
     directory = scratch / "files"
@@ -180,8 +187,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         full = [write_truncate(places.name(directory), layout, position.epoch, position.lsn, copying.time_us)]
     with copying.lock.alone(copying.is_stopping):
         check_unchanged(warehouse)
-        if purged_changes.last_lsn(warehouse, table) >= position.lsn:  # the changes from the position on must all be there
-            raise RewrittenError(f"changes of {table} from after its copy began were purged meanwhile")
+        _check_not_purged(warehouse, table, position)
         begun.end()
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
