@@ -27,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
-from spark_sink.replica import reduction
+from spark_sink.replica import reduction, row_keys
 from spark_sink.replica.ends import ends_all
 from spark_sink.replica.history import as_history, as_stored, first_known, history_schema, make_versions, own_names
 from spark_sink.replica.pieces import cut_pieces
@@ -184,11 +184,11 @@ class _Round:
         stored = self._stored()
         current = as_stored(stored, self.changes.schema).where(F.col("_cdc_to_lsn").isNull())
         touched = reduction.touched_keys(part, piece.columns)
-        current = current.join(touched, reduction.key_struct(current, piece.columns) == F.col("_cdc_touched"), "left_semi")
+        current = current.join(touched, row_keys.key_struct(current, piece.columns) == F.col("_cdc_touched"), "left_semi")
         made = self._made(current)
-        keys = reduction.key_sql(stored.schema, piece.columns, "t.", "t._cdc_exact", changes=made.schema)
+        keys = row_keys.key_sql(stored.schema, piece.columns, "t.", "t._cdc_exact", changes=made.schema)
         own = own_names(made.columns)
-        theirs = reduction.key_sql(made.schema, piece.columns, "s.", "s._cdc_exact")
+        theirs = row_keys.key_sql(made.schema, piece.columns, "s.", "s._cdc_exact")
         terms = [f"{key} = {their}" for key, their in zip(keys, theirs, strict=True)]
         # Delta skips files only by conditions on the target table. So add the range of each key column.
         terms += [f"{keys[i]} BETWEEN {of_key[0]} AND {of_key[1]}" for i, of_key in enumerate(summary.ranges) if of_key is not None]

@@ -28,8 +28,9 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.replica.fills import constant_sql
 from spark_sink.replica.history import names_beside
 from spark_sink.replica.pieces import cut_pieces
-from spark_sink.replica.reduction import data_columns, key_sql
+from spark_sink.replica.reduction import data_columns
 from spark_sink.replica.replay import LAST_LSN
+from spark_sink.replica.row_keys import differs_sql, key_sql
 from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import ENDS
 from spark_sink.source.typed import OLD_PREFIX
@@ -225,8 +226,6 @@ def _placed_sql(columns: Sequence[str], schema: StructType, key: Key) -> str:
     """Return a query for the changes with their keys, and the place where their rows end with all others."""
     after, before = key_sql(schema, key), key_sql(schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX)
     new, old = _key_struct(after), _key_struct(before)
-    # As in `reduction.with_keys`: a value that the old key lacks tells nothing.
-    differs = " OR ".join(f"({b} IS NOT NULL AND NOT ({b} <=> {a}))" for a, b in zip(after, before, strict=True))
     ends = ", ".join(map(literal, ENDS))
     return (
         f"SELECT {_listed(columns)}, _cdc_op, _cdc_end_lsn, _cdc_commit_time, _cdc_exact, "
@@ -234,7 +233,7 @@ def _placed_sql(columns: Sequence[str], schema: StructType, key: Key) -> str:
         f"{_POSITION} AS _cdc_position, get(filter(_cdc_all_ends, ending -> ending.place >= {_POSITION}), 0) AS _cdc_end, "
         f"get(filter(_cdc_all_ends, ending -> ending.place >= {_POSITION}), 0).place AS _cdc_segment, "
         f"{new} AS _cdc_new_key, CASE WHEN _cdc_op = 'delete' AND _cdc_old IS NULL THEN {new} ELSE {old} END AS _cdc_old_key, "
-        f"_cdc_op = 'update' AND _cdc_old IS NOT NULL AND ({differs}) AS _cdc_is_move\n"
+        f"_cdc_op = 'update' AND _cdc_old IS NOT NULL AND ({differs_sql(before, after)}) AS _cdc_is_move\n"
         f"FROM _cdc_changes CROSS JOIN _cdc_frame WHERE _cdc_op NOT IN ({ends}) AND _cdc_end_lsn >= _cdc_from_lsn"
     )
 

@@ -52,7 +52,7 @@ from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.file_table import columns_with_nulls
-from spark_sink.replica import reduction
+from spark_sink.replica import reduction, row_keys
 from spark_sink.replica.checks import check_growth, keyed_changes
 from spark_sink.replica.layout import OPTIONAL, existing_rows, replica_properties
 from spark_sink.replica.pieces import cut_pieces
@@ -373,7 +373,7 @@ def _fill_moved(rows: DataFrame, current: DataFrame, piece: Piece, summary: Summ
     """Give rows whose key has changed the values that the replica has for their old key."""
     has_texts = "_cdc_exact" in current.columns
     origin = current.select(
-        reduction.key_struct(current, piece.columns, rows.schema).alias("_cdc_at"),
+        row_keys.key_struct(current, piece.columns, rows.schema).alias("_cdc_at"),
         F.struct(*map(quote, [*summary.unchanged, *(["_cdc_exact"] if has_texts else [])])).alias("_cdc_there"),
         _absent(current, summary.unchanged).alias("_cdc_absent"),
     )
@@ -417,9 +417,9 @@ def _has_unknown(rows: DataFrame, current: DataFrame, log: TableLog, piece: Piec
     """
     is_moved = F.size("_cdc_moved") > 0
     incomplete = rows.where((F.size("_cdc_missing") > 0) | is_moved).select("_cdc_key", "_cdc_missing", "_cdc_moved")
-    ranges = _ranges_sql(reduction.key_sql(current.schema, piece.columns, changes=rows.schema), summary)
+    ranges = _ranges_sql(row_keys.key_sql(current.schema, piece.columns, changes=rows.schema), summary)
     in_range = current.where(" AND ".join(["true", *ranges]))
-    key = reduction.key_struct(current, piece.columns, rows.schema).alias("_cdc_key")
+    key = row_keys.key_struct(current, piece.columns, rows.schema).alias("_cdc_key")
     # `F.col` would find a column that the table itself calls so.
     keys = in_range.select(key, current.metadataColumn("_metadata")["file_name"].alias("_cdc_file"))
     file = F.when(~is_moved, F.col("_cdc_file"))  # null also for a row that is not there
@@ -430,7 +430,7 @@ def _has_unknown(rows: DataFrame, current: DataFrame, log: TableLog, piece: Piec
     if not (files and with_nulls):
         return False
     there = delta.read_files(rows.sparkSession, log, {unquote(name) for name in files})
-    key = reduction.key_struct(there, piece.columns, rows.schema).alias("_cdc_key")
+    key = row_keys.key_struct(there, piece.columns, rows.schema).alias("_cdc_key")
     absent = there.select(key, _absent(there, with_nulls).alias("_cdc_absent"))
     return not incomplete.join(absent, "_cdc_key").where(F.arrays_overlap("_cdc_missing", "_cdc_absent")).isEmpty()
 
@@ -451,7 +451,7 @@ def _run_merge(
     position: Position,
 ) -> list[Row]:
     """Merge reduced rows into the replica, and record ``position``. Returns MERGE's report; empty if it was done before."""
-    keys = reduction.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact", changes=rows.schema)
+    keys = row_keys.key_sql(current.schema, piece.columns, "t.", "t._cdc_exact", changes=rows.schema)
     terms = [f"{key} = s._cdc_key.k{index}" for index, key in enumerate(keys)]
     # Delta skips files only by conditions on the target table. So add the range of each key column.
     terms += _ranges_sql(keys, summary)

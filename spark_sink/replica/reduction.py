@@ -30,19 +30,18 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
-from pyspark.sql.types import ArrayType, TimestampType
 
 from spark_sink.replica.ends import POSITION, all_ends, end_position, ends_all
+from spark_sink.replica.row_keys import differs_sql, is_integer, key_sql, struct_of
 from spark_sink.schema.types import split_schema
 from spark_sink.source.typed import OLD_PREFIX
-from spark_sink.spark.sql import literal, quote
-from spark_sink.spark.value_text import value_text
+from spark_sink.spark.sql import quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, Row
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
     from spark_sink.replica.pieces import Key
 
@@ -55,8 +54,6 @@ __all__ = [
     "growth",
     "held",
     "is_lost",
-    "key_sql",
-    "key_struct",
     "known_at",
     "lacks_key",
     "reduce",
@@ -66,11 +63,6 @@ __all__ = [
     "with_keys",
     "with_texts",
 ]
-
-INEXACT = ("date", "timestamp", "timestamp_ntz", "decimal", "array")
-"""Types with values that only PostgreSQL has (infinity, BC, NaN, a matrix). In a key their values are compared as text."""
-
-_INTEGERS = ("byte", "short", "integer", "long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,71 +111,11 @@ def exact_names() -> Column:
     return F.array_sort(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_cdc_exact")))))
 
 
-def _is_text(schema: StructType, names: tuple[str, ...]) -> bool:
-    """Tell whether a column of a key is compared as text, because it has had several types, or an inexact one."""
-    return len(names) > 1 or schema[names[0]].dataType.typeName() in INEXACT
-
-
-def _is_integer(schema: StructType, names: tuple[str, ...]) -> bool:
-    return not _is_text(schema, names) and schema[names[0]].dataType.typeName() in _INTEGERS
-
-
-def key_sql(
-    schema: StructType,
-    key: Key,
-    row: str = "",
-    exact: str = "_cdc_exact",
-    exact_prefix: str = "",
-    changes: StructType | None = None,
-) -> list[str]:
-    """Return SQL for the columns of a row's key, to compare with the fields of ``_cdc_key``.
-
-    ``row`` qualifies its columns, like ``t.``. ``exact`` is the map of its exact texts. A replica may lack columns of another type
-    that are gone (`schema.table.gone_columns`), and another program may have made its columns wider. So for a replica, ``changes``
-    is the schema of the changes that have ``_cdc_key``: a value of another type would have another text.
-    """
-    found, types = [], schema if changes is None else changes
-    for names in key:
-        if _is_text(types, names):
-            there = [name for name in names if name in schema.names]
-            forms = [_text(_cast(row + quote(name), schema, types, name), types[name].dataType, names) for name in there]
-            if "_cdc_exact" in schema.names:
-                forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
-            found.append(f"coalesce({', '.join(forms)})")
-        else:
-            found.append(row + quote(names[0]))
-    return found
-
-
-def _cast(value: str, schema: StructType, types: StructType, name: str) -> str:
-    """Return SQL for a value of a column of ``schema`` in its type of ``types``. A value that this type can't hold becomes NULL."""
-    kind = types[name].dataType
-    return value if schema[name].dataType == kind else f"try_cast({value} AS {kind.simpleString()})"
-
-
-def _text(value: str, kind: DataType, names: tuple[str, ...]) -> str:
-    if isinstance(kind, TimestampType) and len(names) == 1:
-        value = f"unix_micros({value})"  # in the hour in which the clocks go back, two times have the same text
-    text = value_text(value, kind, is_joined=True) if isinstance(kind, ArrayType) else None
-    return f"CAST({value} AS STRING)" if text is None else text
-
-
-def _struct(fields: Sequence[str]) -> Column:
-    return F.struct(*(F.expr(sql).alias(f"k{index}") for index, sql in enumerate(fields)))
-
-
-def key_struct(rows: DataFrame, key: Key, changes: StructType | None = None) -> Column:
-    """Return an expression for the key of a replica's rows, to compare with ``_cdc_key``. For ``changes`` see `key_sql`."""
-    return _struct(key_sql(rows.schema, key, changes=changes))
-
-
 def with_keys(changes: DataFrame, key: Key) -> DataFrame:
     """Add ``_cdc_new_key``, ``_cdc_old_key`` (structs) and ``_cdc_is_move``."""
     # The old key comes from the old key or row. A delete's row itself is the old one, even if the server sent no separate old row.
-    new, old = _struct(key_sql(changes.schema, key)), _struct(key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX))
-    # An old key may lack values (`partial_old_key`). Only those that it has can tell that the key has changed.
-    pairs = [(old.getField(f"k{i}"), new.getField(f"k{i}")) for i in range(len(key))]
-    differs = fold(lambda a, b: a | b, (before.isNotNull() & ~before.eqNullSafe(after) for before, after in pairs))
+    after, before = key_sql(changes.schema, key), key_sql(changes.schema, key, OLD_PREFIX, exact_prefix=OLD_PREFIX)
+    new, old, differs = struct_of(after), struct_of(before), F.expr(differs_sql(before, after))
     return changes.withColumns(
         {
             "_cdc_new_key": new,
@@ -233,7 +165,7 @@ def summarize(changes: DataFrame, key: Key) -> Summary:
     """Find the facts about the changes that ``reduce`` needs."""
     keyed = with_keys(changes, key)
     leaves_out = F.size(F.coalesce(F.col("_cdc_unchanged"), F.array())) > 0
-    integers = [index for index, names in enumerate(key) if _is_integer(changes.schema, names)]
+    integers = [index for index, names in enumerate(key) if is_integer(changes.schema, names)]
     values = {i: [F.col(side).getField(f"k{i}") for side in ("_cdc_new_key", "_cdc_old_key")] for i in integers}
     # Only numbers and flags in this pass: Spark aggregates them fast. Lists of names take several times as long.
     row = keyed.agg(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from spark_sink.replica import reduction
+from spark_sink.replica import reduction, row_keys
 from spark_sink.replica.checks import check_growth, keyed_changes, keyed_versions, leave_out_keyless, readable_versions
 from spark_sink.replica.ends import ends_all, first_time
 from spark_sink.replica.fills import filled
@@ -169,10 +169,10 @@ def with_former(
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.
     newest = Window.partitionBy("_cdc_at").orderBy(F.desc("_cdc_commit_time"))
-    found = found.withColumn("_cdc_at", reduction.key_struct(found, piece.columns))
+    found = found.withColumn("_cdc_at", row_keys.key_struct(found, piece.columns))
     found = found.withColumn("_cdc_number", F.row_number().over(newest)).where("_cdc_number = 1")
     rows = rows.localCheckpoint()
-    there = rows.select(reduction.key_struct(rows, piece.columns).alias("_cdc_there"))
+    there = rows.select(row_keys.key_struct(rows, piece.columns).alias("_cdc_there"))
     found = found.join(there, F.col("_cdc_at") == F.col("_cdc_there"), "left_anti").drop("_cdc_at", "_cdc_number")
     return rows.unionByName(found).unionByName(keyless)
 
@@ -250,7 +250,7 @@ def _split(rows: DataFrame, changes: DataFrame, piece: Piece) -> tuple[DataFrame
     if not changes.where(ends_all()).isEmpty():
         return rows, None
     touched = reduction.touched_keys(changes, piece.columns)
-    key = reduction.key_struct(rows, piece.columns)
+    key = row_keys.key_struct(rows, piece.columns)
     return (
         rows.join(touched, key == F.col("_cdc_touched"), "left_semi"),
         rows.join(touched, key == F.col("_cdc_touched"), "left_anti"),
