@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -189,7 +189,7 @@ class Runner(Background):
             _logger.warning("%s", text)
         self._check_stopping()
         # Before anything is written: a start that is refused must not change what the process that works here relies on.
-        self.launcher.lock = stack.enter_context(StagingLock(config.launcher.staging))
+        self.launcher.lock = stack.enter_context(closing(StagingLock(config.launcher.staging)))
         stack.enter_context(self.monitor)  # before the launcher, which may wait for the slot: the metrics tell of the server
         stack.callback(self._snapshot.stop)
         self._snapshot.prepare(self._stopping.is_set)

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.retry import RetryPolicy
@@ -17,9 +17,6 @@ from spark_sink.files.local import TEMPORARY_PREFIX, DamagedFileError, fsync_dir
 from spark_sink.files.lock import release, try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["StagingLock", "is_own", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
 
@@ -66,12 +63,6 @@ class StagingLock:
     def sign(self) -> None:
         """Sign the lock again: on a full disk it may still lack its owner."""
         sign(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _type: type[BaseException] | None, _value: BaseException | None, _tb: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the lock. A second call does nothing."""

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -567,7 +568,7 @@ def test_refusals(database: postgres.Database, pg18: postgres.Cluster, spark: An
     road.execute("insert into t values (2)")
     with pytest.raises(VerifyError, match=r"slot refusing (may have changes that the tables lack|did not reach)"):
         road.verify("t")
-    with StagingLock(road.staging), pytest.raises(VerifyError, match="did not reach") as raised:
+    with closing(StagingLock(road.staging)), pytest.raises(VerifyError, match="did not reach") as raised:
         road.verify("t", timeout_s=0.5)
     assert "does not use the slot now" in str(raised.value.hint)
     road.prepared = road.land().prepared

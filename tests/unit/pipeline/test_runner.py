@@ -5,7 +5,7 @@ import fcntl
 import math
 import os
 import re
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,7 +256,7 @@ def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytes
     """Its note of an initial snapshot kept the run that worked there from copying any table, until a restart."""
     monkeypatch.setattr(session, "find_java", lambda: None)
     config = launcher(tmp_path, command=("/nonesuch/cdcpipe",), create_slot=True)
-    with StagingLock(tmp_path / "staging"):
+    with closing(StagingLock(tmp_path / "staging")):
         with (
             pytest.raises(StagingError, match="another launcher uses"),
             Runner(RunConfig(config, tmp_path / "warehouse", snapshot="initial")) as made,

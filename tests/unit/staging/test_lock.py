@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -227,6 +227,6 @@ def test_a_full_disk_does_not_keep_the_launcher_from_its_lock(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", fail)
         lock = StagingLock(tmp_path)
-    with lock:
+    with closing(lock):
         lock.sign()  # as soon as it has made room
         assert (lock_owner(tmp_path) or {}).get("pid") == os.getpid()

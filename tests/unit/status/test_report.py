@@ -1,6 +1,7 @@
 """`describe`: what status says of the server and the log together."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_slot_that_is_beyond_the_account_was_moved(pipeline: Path) -> None:
 
 
 def test_the_launcher_has_the_documented_fields(pipeline: Path) -> None:
-    with StagingLock(pipeline / "staging"):
+    with closing(StagingLock(pipeline / "staging")):
         assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
     assert status(pipeline)["launcher"] is None
 
