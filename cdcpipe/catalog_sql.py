@@ -117,18 +117,19 @@ _TOLD_FILTERS: Final = {
         lifts=_OF_ROWS, each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", counts=f"r.prqual IS NOT NULL AND {_OF_ROWS}"
     ),
     # Of the expression itself, without the places that its parts had in the text of the command.
-    DIGESTS: _FILTERS.format(
-        lifts="n.pubinsert",
-        each="CASE WHEN n.pubinsert THEN '' ELSE 'update ' END"
-        " || coalesce(md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')), '')",
-        counts="n.pubinsert OR n.pubupdate",
+    DIGESTS: " || ".join(
+        _FILTERS.format(
+            lifts=f"n.pub{operation}",
+            each=f"'{operation} ' || md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))",
+            counts=f"n.pub{operation}",
+        )
+        for operation in ("insert", "update", "delete")
     ),
 }
-"""For each operation, the server asks the filters of the publications that publish it. INSERT and UPDATE bring rows.
+"""For each operation, the server asks the filters of the publications that publish it.
 
-If a table has neither, a copy still has rows. Their DELETE is published as the filters say, so these count.
-
-A filter that begins to count for INSERT lets rows through that no UPDATE had brought. So its digest changes then.
+For `TEXTS`, INSERT and UPDATE count, which bring rows. If a table has neither, a copy still has rows. Their DELETE is published as
+the filters say, so these count.
 """
 
 
@@ -148,9 +149,9 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     - ``has_inserts``, ``has_updates``, ``has_deletes`` and ``has_truncates``: whether these are published;
     - ``filters``: NULL with the argument None. With `TEXTS` it has the row filters for INSERT and UPDATE (all, if neither is
       published): a row is published if it passes one of them, and NULL means that every row is published. Reading the text of a row
-      filter needs a lock on its table. With `DIGESTS` it has digests of the filters, which need none: of those for INSERT, and,
-      marked, of those (or of their lack) for UPDATE alone. NULL then means that every INSERT is published, or neither operation is.
-      A publication that publishes neither operation adds no filter, and lifts none of others.
+      filter needs a lock on its table. With `DIGESTS` it has digests of the filters, which need none: "OPERATION DIGEST" for each
+      filter of INSERT, UPDATE and DELETE. An operation that a publication publishes without a filter has none. NULL means that no
+      operation has one.
 
     ``only`` names the tables to return, as "schema.name"; empty for all. Nothing is asked, and so nothing locked, of the others.
 

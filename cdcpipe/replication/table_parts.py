@@ -56,7 +56,7 @@ class TableParts:
 
     - ``published_by``: the OIDs of what publishes it: a publication, a schema or the table in one;
     - ``operations``: which changes are published, of ``insert``, ``update``, ``delete`` and ``truncate``;
-    - ``filters``: digests of the row filters, as `cdcpipe.catalog_sql.DIGESTS` tells; empty if every INSERT is published;
+    - ``filters``: digests of the row filters of each operation, as `cdcpipe.catalog_sql.DIGESTS` tells;
     - ``unpublished``: the numbers of the columns that it has, or had, and that are not published. A number that no longer is among
       them is not that of a new column.
     """

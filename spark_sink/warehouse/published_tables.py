@@ -46,7 +46,10 @@ class SeenTable:
     is_known: bool = False
     """Whether the warehouse had the table."""
     filters: frozenset[str] | None = None
-    """Digests of the row filters; empty if every INSERT is published. None also in a record of an older version."""
+    """"OPERATION DIGEST" for each row filter. An operation that some publication does not filter has none.
+
+    None also in a record of an older version, whose digests had another form and another name in the record.
+    """
     unpublished: frozenset[int] | None = None
     """The numbers of its columns that are not published, and of dropped ones. None also in a record of an older version."""
 
@@ -116,7 +119,7 @@ def _seen(value: Mapping[str, Any]) -> Seen:
             _texts(each, "operations"),
             int(LSN.parse(each["undecided"])) if "undecided" in each else None,
             bool(each.get("known")),
-            _texts(each, "filters"),
+            _texts(each, "row_filters"),
             _numbers(each, "unpublished"),
         )
         for each in value["tables"]
@@ -150,7 +153,7 @@ def _to_json(now: Seen) -> dict[str, Any]:
         | ({} if each.operations is None else {"operations": sorted(each.operations)})
         | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
         | ({"known": True} if each.is_known else {})
-        | ({} if each.filters is None else {"filters": sorted(each.filters)})
+        | ({} if each.filters is None else {"row_filters": sorted(each.filters)})
         | ({} if each.unpublished is None else {"unpublished": sorted(each.unpublished)})
         for each in now.tables.values()
     ]

@@ -132,19 +132,27 @@ def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes
     assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
 
 
+EVERYTHING = {"operations": ["insert", "update", "delete", "truncate"]}
+
+
 @pytest.mark.parametrize(
     ("then", "now", "reasons"),
     [
-        ({"filters": ["a"]}, {"filters": ["a"]}, []),
+        ({"filters": ["insert a"]}, {"filters": ["insert a"]}, []),
         # Something publishes it without a filter, or with another one, also beside what publishes it already.
-        ({"filters": ["a"]}, {"filters": []}, [MORE_ROWS]),
-        ({"filters": ["a"]}, {"filters": [], "published_by": [7, 8]}, [MORE_ROWS]),
-        ({"filters": ["a"]}, {"filters": ["b"]}, [MORE_ROWS]),
+        ({"filters": ["insert a"]}, {"filters": []}, [MORE_ROWS]),
+        ({"filters": ["insert a"]}, {"filters": [], "published_by": [7, 8]}, [MORE_ROWS]),
+        ({"filters": ["insert a"]}, {"filters": ["insert b"]}, [MORE_ROWS]),
         # No INSERT is published any more.
-        ({"filters": ["a"], "operations": ["insert", "truncate"]}, {"filters": [], "operations": ["truncate"]}, []),
-        ({"filters": ["a"]}, {"filters": ["a", "b"], "published_by": [7, 8]}, [MORE_ROWS]),
-        ({"filters": ["a", "b"]}, {"filters": ["b"]}, []),
-        ({"filters": []}, {"filters": ["a"]}, []),
+        ({"filters": ["insert a"], "operations": ["insert", "truncate"]}, {"filters": [], "operations": ["truncate"]}, []),
+        ({"filters": ["insert a"]}, {"filters": ["insert a", "insert b"], "published_by": [7, 8]}, [MORE_ROWS]),
+        ({"filters": ["insert a", "insert b"]}, {"filters": ["insert b"]}, []),
+        ({"filters": []}, {"filters": ["insert a"]}, []),
+        # Each operation counts for itself.
+        ({"filters": ["insert a", "delete a"]}, {"filters": ["insert a"]}, []),
+        ({"filters": ["insert a", "delete a"], **EVERYTHING}, {"filters": ["insert a"], **EVERYTHING}, [MORE_ROWS]),
+        ({"filters": ["update a"], **EVERYTHING}, {"filters": [], **EVERYTHING}, [MORE_ROWS]),
+        ({"filters": ["update a"], **EVERYTHING}, {"filters": ["insert a", "update a"], **EVERYTHING}, []),
         # DROP EXPRESSION, publish_generated_columns, another list of columns.
         ({"unpublished": [2, 4]}, {"unpublished": [2]}, [MORE_COLUMNS]),
         ({"unpublished": [2]}, {"unpublished": []}, [MORE_COLUMNS]),
@@ -152,9 +160,9 @@ def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes
         ({"unpublished": [2]}, {"unpublished": [1, 2, 3]}, []),
         ({"unpublished": []}, {"unpublished": []}, []),
         # A record of an older version, and a look that did not ask.
-        ({}, {"filters": ["a"], "unpublished": [2]}, []),
+        ({}, {"filters": ["insert a"], "unpublished": [2]}, []),
         ({}, {"filters": [], "unpublished": []}, []),
-        ({"filters": ["a"], "unpublished": [2]}, {}, []),
+        ({"filters": ["insert a"], "unpublished": [2]}, {}, []),
     ],
 )
 def test_rows_and_columns_that_were_not_published(
