@@ -28,7 +28,7 @@ from cdcpipe.system_ids import parse_system_id
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
 from spark_sink.commands.parameters import DIRECTORY, PLACE, minute_or_off, parse_amount, parse_retention
-from spark_sink.files.local import check_there, check_usable
+from spark_sink.files.local import check_usable
 from spark_sink.staging.readers import Retention
 
 if TYPE_CHECKING:
@@ -215,8 +215,6 @@ def launcher_config(
     from spark_sink.staging.filler import SealPolicy
 
     check_usable(staging, "the staging directory")
-    if spill is not None:
-        check_there(spill, "the spill directory")
     new_publication = take_new_publication(options)
     return LauncherConfig(
         slot=slot,

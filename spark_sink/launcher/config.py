@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.publishing import NewPublication, with_companions
 from spark_sink.client.process import COMMAND
-from spark_sink.files.local import nameable_directory
+from spark_sink.files.local import check_there, nameable_directory
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.readers import Retention
 from spark_sink.staging.writer import Failpoint
@@ -68,3 +68,11 @@ class LauncherConfig:
             raise InvalidArgumentsError(f"the sizes and intervals of {self.seal} are not all more than 0")
         object.__setattr__(self, "publications", with_companions(self.publications, self.new_publication))
         nameable_directory(self.staging, "the staging directory")
+
+    def check_spill(self) -> None:
+        """Raise an error unless the directory for spills is there, and this user may write to it. Ask it at the start.
+
+        The staging directory keeps the errors of a start. A service manager starts the command again and again after this one.
+        """
+        if self.spill is not None:
+            check_there(self.spill, "the spill directory")

@@ -133,6 +133,7 @@ class Launcher(Background):
 
     def start(self) -> Self:
         """Start the threads. Returns when the slot is prepared and the epoch has begun; raises the error that prevents this."""
+        self.config.check_spill()
         super().start()
         self._ready.wait()
         if self.has_ended:

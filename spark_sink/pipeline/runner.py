@@ -132,6 +132,7 @@ class Runner(Background):
         """Start the run, and return at once. Raises an error if the directories are not usable, or Java is missing."""
         launcher = self.config.launcher
         try:
+            launcher.check_spill()
             if is_local(self._warehouse.root):
                 check_usable(self._warehouse.root, "the warehouse")
             check_belonging(self._warehouse, launcher.staging, launcher.slot, begins_anew=self.config.snapshot is not None)

@@ -13,6 +13,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.commands.parameters import DIRECTORY
 from spark_sink.files import system_limits
+from spark_sink.staging import last_error
 from support.cli_process import SPARK_COMMAND, run_spark_cli
 from support.forked_commands import ForkedCommands
 from support.paths import ROOT
@@ -81,11 +82,19 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: p
     assert str(raised.value.hint).startswith("let this user read and write there")
 
 
-def test_a_spill_directory_that_is_not_there_may_come(tmp_path: Path, commands: ForkedCommands) -> None:
-    directories = ("--staging", str(tmp_path / "staging"), "--spill", str(tmp_path / "spill"))
-    ended = commands.cdcpipe_spark("land", "-S", "s", "--publication", "p", *directories)
+@pytest.mark.parametrize("command", [["land"], ["run", "--warehouse", "lake"]])
+def test_a_spill_directory_that_is_not_there_may_come(command: list[str], tmp_path: Path, commands: ForkedCommands) -> None:
+    """A service manager starts the command again and again, and `status` shows why it ends."""
+    staging, message = tmp_path / "staging", f"{tmp_path}/spill: the spill directory is not there"
+    staging.mkdir()
+    arguments = [each.replace("lake", str(tmp_path / "lake")) for each in command]
+    directories = ("--staging", str(staging), "--spill", str(tmp_path / "spill"))
+    ended = commands.cdcpipe_spark(*arguments, "-S", "s", "--publication", "p", *directories)
     assert ended.code == ExitCode.SYSTEM_ERROR
-    assert f"{tmp_path}/spill: the spill directory is not there" in ended.stderr
+    assert message in ended.stderr
+    recorded = last_error.read(staging)
+    assert recorded is not None
+    assert (recorded["command"], recorded["message"]) == (command[0], message)
 
 
 def test_a_long_option_with_one_hyphen_is_named(commands: ForkedCommands) -> None:
