@@ -15,6 +15,7 @@ from cdcpipe.sql import quote_literal
 
 __all__ = [
     "DIGESTS",
+    "EXCEPTIONS_SINCE",
     "FIRST_USER_OID",
     "GENERATED_COLUMNS_SINCE",
     "SCHEMAS_LISTS_FILTERS_SINCE",
@@ -28,12 +29,15 @@ __all__ = [
     "primary_key_of",
     "published",
     "published_by_new",
+    "without_exceptions",
 ]
 
 SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 """The first server version whose publications have schemas, column lists and row filters."""
 GENERATED_COLUMNS_SINCE: Final = 180000
 """The first server version that can publish generated columns."""
+EXCEPTIONS_SINCE: Final = 190000
+"""The first server version with FOR ALL TABLES EXCEPT. Its exceptions are in pg_publication_rel, beside the published tables."""
 
 FIRST_USER_OID: Final = 16384
 """Tables with a smaller OID were created by initdb. The server does not publish them."""
@@ -47,7 +51,8 @@ WITH RECURSIVE publication AS (
 ), member (publication, relation) AS (
     {named}
     UNION
-    SELECT p.oid, c.oid FROM publication p JOIN publishable c ON p.puballtables AND NOT (p.pubviaroot AND c.relispartition)
+    SELECT p.oid, c.oid FROM publication p
+    JOIN publishable c ON p.puballtables AND NOT (p.pubviaroot AND c.relispartition) {exceptions}
     {schemas}
 ), expanded (publication, relation, kind, is_partition) AS (
     SELECT m.publication, c.oid, c.relkind, c.relispartition FROM member m JOIN pg_catalog.pg_class c ON c.oid = m.relation
@@ -82,7 +87,14 @@ _EXISTING: Final = """
         {has_generated} AS has_generated
     FROM pg_catalog.pg_publication p WHERE p.pubname IN ({names})
 """
-_EXISTING_NAMED: Final = "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid"
+_EXISTING_NAMED: Final = (
+    "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid{named_only}"
+)
+
+# An exception is a whole table. That of a partitioned table stands for all its partitions.
+_EXCEPTIONS: Final = """
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_rel x WHERE x.prpubid = p.oid AND x.prexcept
+            AND (x.prrelid = c.oid OR x.prrelid IN (SELECT up.relid FROM pg_catalog.pg_partition_ancestors(c.oid) up)))"""
 
 _NEW: Final = """
     SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, {via_root} AS pubviaroot, {has_updates} AS pubupdate,
@@ -138,6 +150,14 @@ AND (SELECT m.nspname || '.' || c.relname FROM pg_catalog.pg_class c JOIN pg_cat
     WHERE c.oid = n.relation) IN ({names})"""
 
 
+def without_exceptions(relation: str, server_version: int) -> str:
+    """Return the condition, after AND, that a row of pg_publication_rel publishes its table. ``relation`` is its name in the query.
+
+    Empty before PostgreSQL 19: each row does.
+    """
+    return f" AND NOT {relation}.prexcept" if server_version >= EXCEPTIONS_SINCE else ""
+
+
 def published(publications: Iterable[str], server_version: int, *, filters: str | None = None, only: Collection[str] = ()) -> str:
     """Return a subquery, in parentheses, with one row for each table that the stream of these publications describes.
 
@@ -160,12 +180,14 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     - A partitioned table appears as its leaf partitions.
     - With ``publish_via_partition_root`` the root appears instead of all its partitions, even those that another publication names.
     - A table in a published schema has no column list and no filter.
+    - FOR ALL TABLES EXCEPT leaves out these tables, with all their partitions.
     """
     has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
-        named=_EXISTING_NAMED,
+        named=_EXISTING_NAMED.format(named_only=without_exceptions("r", server_version)),
+        exceptions=_EXCEPTIONS if server_version >= EXCEPTIONS_SINCE else "",
         first_user_oid=FIRST_USER_OID,
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS if has_details else "",
@@ -193,6 +215,7 @@ def published_by_new(
     return _PUBLISHED.format(
         publication=_NEW.format(all_tables=relation_ids is None, via_root=via_root, has_updates=has_updates),
         named=_NEW_NAMED.format(relation_ids=", ".join(map(str, relation_ids or ())) or "NULL"),
+        exceptions="",
         first_user_oid=FIRST_USER_OID,
         schemas="",
         details="",

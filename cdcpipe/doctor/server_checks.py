@@ -10,9 +10,10 @@ from typing import Final
 
 from cdcpipe.config import CREATE_TIMEOUT_S
 from cdcpipe.ddl.script import TRIGGERS
-from cdcpipe.doctor.facts import Facts, Transaction
+from cdcpipe.doctor.facts import Facts, Server, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import lost, names_in, set_globally
+from cdcpipe.replication.server import allows_decoding
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.units import counted, format_duration, format_size
@@ -71,20 +72,28 @@ def encoding(facts: Facts) -> Iterator[Verdict]:
 def wal_level(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the WAL contains what logical decoding needs."""
     here, primary = facts.server, facts.primary
-    server = here if primary is None or here.settings.get("wal_level") != "logical" else primary  # the standby copies its WAL
+    # A standby copies the primary's WAL. From PostgreSQL 19 on it knows the level of it.
+    server = here if primary is None or _lacks_level(here) or "effective_wal_level" in here.settings else primary
     found = server.settings.get("wal_level")
     subject = None if server is here else server.address
-    if found != "logical":
+    if _lacks_level(server):
         yield error(
             f"wal_level is {found}",
             "the WAL lacks what logical decoding needs",
             "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
             subject=subject,
         )
+    elif found != "logical":
+        yield ok(f"wal_level is {found}, which the first logical slot raises")
     elif primary is None:
         yield ok("wal_level is logical on this standby; the primary needs it, too, and was not asked")
     else:
         yield ok("wal_level is logical")
+
+
+def _lacks_level(server: Server) -> bool:
+    level, effective = map(server.settings.get, ("wal_level", "effective_wal_level"))
+    return not allows_decoding(level, effective, is_standby=server.is_standby)
 
 
 def clock(facts: Facts) -> Iterator[Verdict]:

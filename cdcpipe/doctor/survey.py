@@ -24,6 +24,7 @@ from cdcpipe.sql import quote_literal
 __all__ = ["survey"]
 
 _SETTINGS = (
+    "effective_wal_level",
     "hot_standby_feedback",
     "idle_replication_slot_timeout",
     "max_replication_slots",

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, identity_of, leaves_of, published
+from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, identity_of, leaves_of, published, without_exceptions
 from cdcpipe.doctor.facts import Asked, LeftOut, Partition, Publication, Restriction, Table
 from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.libpq.connection import Connection
@@ -205,6 +205,7 @@ def _left_out(connection: Connection, publications: Sequence[Publication], new: 
         "WITH RECURSIVE part (root, oid) AS ("
         " SELECT r.prrelid, r.prrelid FROM pg_catalog.pg_publication_rel r"
         f"  JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid AND p.pubname IN ({names})"
+        f"  {without_exceptions('r', connection.server_version)}"
         f"  UNION SELECT c.oid, c.oid FROM pg_catalog.pg_class c WHERE c.oid IN ({oids})"
         " UNION SELECT part.root, i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid)"
         " SELECT n.nspname, c.relname, CASE c.relkind WHEN 'f' THEN 'foreign' ELSE 'unlogged' END,"

@@ -21,6 +21,7 @@ from cdcpipe.replication.commands import IDENTIFY_SYSTEM
 __all__ = [
     "WAL_END",
     "System",
+    "allows_decoding",
     "check_reaches",
     "check_wal_level",
     "copies_slots",
@@ -97,14 +98,31 @@ def check_reaches(connection: Connection, taken_lsn: int, option: str) -> None:
 
 
 def check_wal_level(connection: Connection) -> None:
-    """Raise InitError unless the server's ``wal_level`` allows logical decoding."""
-    level = connection.execute("SELECT current_setting('wal_level')")[0][0]
-    if level != "logical":
+    """Raise InitError unless a logical slot can be created on the server, as far as its ``wal_level`` tells."""
+    ((level, effective, in_recovery),) = connection.execute(
+        "SELECT current_setting('wal_level'), current_setting('effective_wal_level', true), pg_is_in_recovery()"
+    )
+    if not allows_decoding(level, effective, is_standby=in_recovery == "t"):
         msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
         raise InitError(
             msg,
             hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), and restart it",
         )
+
+
+def allows_decoding(level: str | None, effective: str | None, *, is_standby: bool) -> bool:
+    """Tell whether a logical slot can be created where ``wal_level`` and ``effective_wal_level`` are these.
+
+    PostgreSQL 19 has the second one. With ``wal_level`` = replica, the first logical slot raises the level of a primary, and its
+    standbys follow. https://www.postgresql.org/docs/19/runtime-config-wal.html
+
+    Example:
+        >>> allows_decoding("replica", None, is_standby=False), allows_decoding("replica", "replica", is_standby=False)
+        (False, True)
+    """
+    if effective is None:
+        return level == "logical"
+    return effective == "logical" or (level == "replica" and not is_standby)
 
 
 def is_standby(connection: Connection) -> bool:

@@ -174,6 +174,40 @@ def test_random_publications_publish_what_the_server_says(database: postgres.Dat
                 assert [row[0] for row in made.ours(*several)] == made.view_of_several(several), several
 
 
+_OF_19 = """
+create schema of_19;
+create view of_19.pg_publication_rel as
+select oid, prpubid, prrelid, prattrs, prqual, false as prexcept from pg_publication_rel
+union all
+select 1, p.oid, c.oid, null, null, true from pg_publication p join pg_class c on c.relname in ('excepted', 'root')
+where p.pubname = 'all_but_two';
+create table plain (id int primary key);
+create table excepted (id int primary key);
+create table root (id int primary key) partition by range (id);
+create table middle partition of root for values from (0) to (10) partition by range (id);
+create table leaf partition of middle for values from (0) to (5);
+create publication one for table excepted;
+"""
+
+
+@pytest.mark.parametrize("via_root", ["true", "false"])
+def test_exceptions_of_all_tables_are_not_published(database: postgres.Database, via_root: str) -> None:
+    """There is no server of PostgreSQL 19 for the tests. A view has the column that it adds, and its exceptions."""
+    with database.connect() as connection:
+        if connection.info.server_version < 150000:
+            return
+        connection.execute(f"create publication all_but_two for all tables with (publish_via_partition_root = {via_root})")
+        connection.execute(_OF_19)
+
+        def published(*names: str) -> list[str]:
+            told = catalog_sql.published(names, 190000, filters=catalog_sql.TEXTS)
+            told = told.replace("pg_catalog.pg_publication_rel", "of_19.pg_publication_rel").replace("p.pubgencols = 's'", "false")
+            return [row[0] for row in connection.execute(_PUBLISHED.format(published=told)).fetchall()]
+
+        assert published("all_but_two") == ["public.plain"]
+        assert published("all_but_two", "one") == ["public.excepted", "public.plain"]
+
+
 def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict[str, object]], str]:
     """Return the facts that `cdcpipe prepare` prints for each table, and its stderr."""
     connection = ["-d", database.dsn, "-S", "s", "--publication", "p"]

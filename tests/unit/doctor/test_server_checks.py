@@ -49,6 +49,17 @@ def test_wal_level() -> None:
     judge(server_checks.wal_level, facts(server=standby, others=(primary,)), "error replica … then restart")
 
 
+def test_wal_level_of_19() -> None:
+    """The first logical slot raises the level of the primary, and its standbys follow."""
+    low = {"wal_level": "replica", "effective_wal_level": "replica"}
+    judge(server_checks.wal_level, on(low), "ok replica … the first logical slot raises")
+    judge(server_checks.wal_level, on(low | {"wal_level": "minimal", "effective_wal_level": "minimal"}), "error minimal")
+    judge(server_checks.wal_level, facts(server=server(low, is_standby=True)), "error replica")
+    raised = server({"wal_level": "replica", "effective_wal_level": "logical"}, is_standby=True)
+    primary = server({"wal_level": "replica"}, address="there:5432")
+    judge(server_checks.wal_level, facts(server=raised, others=(primary,)), "ok")
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "expected"),
     [
