@@ -35,7 +35,7 @@ from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.interface import ChangelogState
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.column_numbers import ColumnFacts, looks, numbered
-from spark_sink.schema.table import SCHEMA_HISTORY, Placed, Table
+from spark_sink.schema.table import AFTER_ALL, SCHEMA_HISTORY, Placed, Table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import dropped_tables
 
@@ -184,9 +184,22 @@ class SchemaHistory:
         return [each for each in versions if self.captured.servers.is_one(each.place, place)]
 
     def version(self, relation_id: int, place: Place) -> SchemaVersion | None:
-        """Return the version that applies at a place among the table's changes; None if it is not known."""
+        """Return the version that applies at a place among the table's changes; None if it is not known.
+
+        For what begins with a version of a table, ask `description_of`.
+        """
         known = self.until(relation_id, place)
         return known[-1] if known else None
+
+    def description_of(self, version: Version, end: Place) -> SchemaVersion | None:
+        """Return the description with which a table's version begins: a new one, or that from before; None if it is not known.
+
+        ``end`` is where the next version begins. A version that begins with the table's first change in a transaction has the
+        ordinal 0. A new description has the place of this change: it may be behind that, because changes of other tables count.
+        """
+        known = self.until(version.relation_id, (version.end_lsn, AFTER_ALL[0]))
+        begun = (each for each in known if version.place <= each.place < end)
+        return next(begun, None) or self.version(version.relation_id, version.place)
 
     def newest(self, table: Table) -> Relation | None:
         """Return the newest description of a table: from the stream, or from the catalog if the stream has none yet."""

@@ -31,7 +31,7 @@ from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import is_key_told
-from spark_sink.schema.table import Fill, Table, gone_columns
+from spark_sink.schema.table import AFTER_ALL, Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, fields_by_name, original_name, plain_name
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -71,7 +71,8 @@ def insert_snapshot(
     found = _insert(versions, snapshot)
     following = found.index(snapshot) + 1
     if following < len(found) and found[following].relation_id == snapshot.relation_id:
-        version = history.version(found[following].relation_id, found[following].place)
+        end = found[following + 1].place if following + 1 < len(found) else AFTER_ALL
+        version = history.description_of(found[following], end)
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
             fills, _ = fills_after_snapshot(snapshot, version, columns)

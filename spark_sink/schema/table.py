@@ -147,7 +147,8 @@ class Fill:
 class Version(Placed):
     """The key and the columns of a table from a position on, until the next version.
 
-    - ``ordinal`` is 0, unless the same transaction has earlier changes of the table.
+    - ``ordinal`` is 0, unless the same transaction has earlier changes of the table. So the version's description may have a later
+      place (`SchemaHistory.description_of`).
     - ``relation_id`` is the table's OID. Another OID under the same name is another table: the first was dropped or renamed.
     - ``key`` names the columns that identify a row, in the changelog's spelling; empty if there are none.
     - ``columns`` are the columns of the changelog with the key's values: ``id__string`` once ``id`` has become text.

@@ -129,6 +129,32 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
 
 
+@pytest.mark.parametrize(
+    ("begins", "end", "described_at"),
+    [
+        ((10, 0), (20, 0), (10, 0)),
+        # The transaction has changed other tables before, and describes this one twice.
+        ((20, 0), (20, 5), (20, 3)),
+        ((20, 0), (40, 0), (20, 3)),
+        ((20, 5), (40, 0), (20, 5)),
+        # The key is another one, and the description is the same: until the next version, or to the end.
+        ((20, 0), (20, 3), (10, 0)),
+        ((30, 0), (40, 0), (20, 5)),
+        ((9, 0), (10, 0), None),
+    ],
+)
+def test_the_description_that_begins_with_a_version(
+    tmp_path: Path, begins: tuple[int, int], end: tuple[int, int], described_at: tuple[int, int] | None
+) -> None:
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    history = SchemaHistory(spark, house, PublishedTables(None))
+    uses = [Use(*place, table(text), place[0]) for place, text in (((10, 0), "id"), ((20, 3), "id a"), ((20, 5), "id b"))]
+    segment = Segment(1, 5, 20, Path("log/000001/segment"))
+    history.record_new({T: Contents(3, 20, uses)}, lambda *_: None, [segment])
+    found = history.description_of(version(*begins, ID), end)
+    assert (found and found.place) == described_at
+
+
 def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_path: Path) -> None:
     """Also for a table that was copied there, and not described yet; and for one of the former server that nobody copies there."""
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
