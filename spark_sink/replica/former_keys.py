@@ -107,8 +107,10 @@ def _former_types(
     if copied is not None and copied.described:
         return {number: [found] for number, found in _types(copied).items()}
     history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
-    # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes.
-    asked = {(copy.end_lsn, -1), *(each.place for each in before if each.relation_id == copy.relation_id)}
+    # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes. All
+    # of its descriptions count: one with another type of the key need not begin a version.
+    servers, of_table = history.captured.servers, [each for each in (*before, copy) if each.relation_id == copy.relation_id]
+    asked = {min(servers.last_place(each.place), (copy.end_lsn, -1)) for each in of_table}
     found = {each.place: each for place in asked for each in history.until(copy.relation_id, place)}
     told = [found[place] for place in sorted(found)]
     if copied is not None and (not told or told[0].place > copied.place):

@@ -54,7 +54,10 @@ def test_types_of_former_keys(versions: list[SchemaVersion], types: set[int] | N
 
 @pytest.mark.parametrize("lost_after", [5, 15, 25])
 def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_after: int) -> None:
-    """A failover loses changes of a table that was never copied, and the gap's copy comes: its key has the type of those rows."""
+    """A failover loses changes of a table that was never copied, and the gap's copy comes: its key has the type of those rows.
+
+    Each transaction has changed another table before. So each description has a later place than the version that begins there.
+    """
     house, none = Warehouse(tmp_path, "delta"), cast("Any", None)
     epoch = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
     house.open(epoch)
@@ -63,15 +66,17 @@ def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytes
     history, t = SchemaHistory(none, house, PublishedTables(None)), Table("public", "t")
     for lsn, columns in (10, "id:650"), (20, "id:869"), (40, "id:650 more"):
         segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
-        history.record_new({t: Contents(1, lsn, [Use(lsn, 0, table(columns), lsn)])}, lambda *_: None, [segment])
+        history.record_new({t: Contents(1, lsn, [Use(lsn, 1, table(columns), lsn)])}, lambda *_: None, [segment])
     monkeypatch.setattr(former_keys, "SchemaHistory", lambda *_: history)
     copy = replace(version(50, 0, ID), snapshot=((1, "id"),), described=((1, "id", INET, -1),))
-    before = [version(10, 0, ID)], [version(10, 0, ID), version(20, 0, ID)], [version(20, 0, ID), version(40, 0, ID)]
+    # A description with another type of the key, and nothing else, begins no version.
+    first, second, third = (version(lsn, 0, ID) for lsn in (10, 20, 40))
+    before = [first], [first, second], [second, third], [third]
     changes: Any = SimpleNamespace(sparkSession=None)
     found = [former_keys._former_types(house, changes, each, copy).get(1) for each in before]
-    # The versions of the rows tell from which server they came.
+    # The versions of the rows tell from which servers they came.
     both = {(CIDR, -1), (INET, -1)}
-    assert found == [both if lost_after == 25 else {(CIDR, -1)}, both, both]
+    assert found == [both, both, both, both if lost_after == 25 else {(CIDR, -1)}]
 
 
 @pytest.mark.parametrize(
