@@ -36,14 +36,9 @@ class Pace:
         self._ended_at = -math.inf
 
     def start(self, spark: SparkSession, writer: DataStreamWriter) -> StreamingQuery:
-        """Start a query of the session ``spark`` that looks for new segments without Spark's trigger interval."""
-        # The query reads the setting when it starts, and keeps it.
-        before = spark.conf.get(_POLLING)
+        """Start a query that looks for new segments without Spark's trigger interval. ``spark`` is the pipeline's own session."""
         spark.conf.set(_POLLING, f"{round(1000 * max(self._interval_s, _SHORTEST_POLLING_S))}ms")
-        try:
-            return writer.trigger(processingTime="0 seconds").start()
-        finally:
-            spark.conf.set(_POLLING, str(before))
+        return writer.trigger(processingTime="0 seconds").start()
 
     def rest(self, began_at: float, wait: Callable[[float], object]) -> None:
         """At the end of a micro-batch, ``wait`` for the rest of the interval. ``began_at`` is of `time.monotonic()`."""

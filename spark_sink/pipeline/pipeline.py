@@ -38,6 +38,7 @@ from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.pipeline.pace import Pace
 from spark_sink.pipeline.progress import PipelineProgress
+from spark_sink.pipeline.query_end import await_end, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
@@ -67,13 +68,10 @@ __all__ = ["Pipeline", "PipelineProgress"]
 
 _logger = logging.getLogger(__name__)
 
-_LEAST_WAIT_S = 0.001
-"""The shortest time that Spark accepts for a wait."""
-
 _INTERRUPTION: Final = "py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException"
 """A text of an error that Spark takes for the interruption that it caused itself."""
-_NOTING_S = 5.0
-"""How long to wait for Spark to record the end of a micro-batch, for its query to stop, and for merges after an error."""
+_MERGES_S: Final = 5.0
+"""How long to wait for merges after an error."""
 
 
 class Pipeline(Startable):
@@ -129,8 +127,9 @@ class Pipeline(Startable):
         history_interval_s: float = 60.0,
     ) -> None:
         session.check(spark, format)
+        self.spark = spark = session.copy(spark)
+        """The session of this pipeline alone. Its ``streams`` have the query."""
         datasource.register(spark)
-        self.spark = spark
         self.staging = local_directory(staging, "the staging directory")
         rules = {"deletes": deletes, "column_names": column_names, "history": history}
         self.warehouse = Warehouse(warehouse, format, types=types, readers=readers, widen=widen, masks=masks, **rules)
@@ -255,7 +254,7 @@ class Pipeline(Startable):
         except Exception:
             for rounds in self._rounds:
                 rounds.end(is_last_round_wanted=False)
-            if all(rounds.wait(_NOTING_S) for rounds in self._rounds):
+            if all(rounds.wait(_MERGES_S) for rounds in self._rounds):
                 self._owned.close()
             raise
         self._owned.close()
@@ -265,10 +264,7 @@ class Pipeline(Startable):
         """Wait for the query's end. Restart it if only its source has failed. Returns False if the time runs out first."""
         while self.query is not None:
             try:
-                if deadline is None:
-                    self.query.awaitTermination()
-                    return True
-                return bool(self.query.awaitTermination(max(_LEAST_WAIT_S, deadline - time.monotonic())))
+                return await_end(self.query, deadline)
             except Exception as ex:
                 self._serving.close()
                 warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
@@ -310,7 +306,7 @@ class Pipeline(Startable):
             if query is not None and not jvm.has_ended(0) and query.isActive:
                 with self._batch_running:
                     # Wait for Spark to record the end of the micro-batch. Otherwise it logs a long error, and runs it again.
-                    _wait_until(query, self._is_recorded)
+                    wait_until(query, self._is_recorded)
                 # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
                 query.stop()
             if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
@@ -423,7 +419,7 @@ class Pipeline(Startable):
         began_at = time.monotonic()
         with self._batch_running:
             if self._stopping.is_set():  # it begins after `stop`: end it as soon as the query is stopping
-                _wait_until(self.query, lambda: False)
+                wait_until(self.query, lambda: False)
                 raise StoppedError(_INTERRUPTION)
             try:
                 start, end = micro_batch(self.checkpoint, batch_id)
@@ -491,10 +487,3 @@ def _release_segments(pipeline: Pipeline, batch_id: int, end: Position) -> None:
     """Let the segments of the micro-batches up to one that Spark has ended be removed."""
     make_durable(pipeline.checkpoint, batch_id)
     register_reader(pipeline.staging, READER, end, pipeline.warehouse.name)
-
-
-def _wait_until(query: StreamingQuery | None, is_over: Callable[[], bool]) -> None:
-    """Wait while a query is running until something is over, but not for ever."""
-    until = time.monotonic() + _NOTING_S
-    while query is not None and query.isActive and not is_over() and time.monotonic() < until:
-        time.sleep(0.01)

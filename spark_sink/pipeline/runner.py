@@ -45,6 +45,7 @@ from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.failure import explained
+from spark_sink.spark.interrupts import without_cancelling
 from spark_sink.staging import last_error, samples
 from spark_sink.staging.lock import StagingLock
 from spark_sink.staging.log import log_end
@@ -285,9 +286,9 @@ class Runner(Background):
 
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
-        """Create a session, and stop it at the end. An existing session is used instead, and keeps running."""
+        """Yield a session of the run's own, a copy: of an existing one, or else of one that is made here and stopped at the end."""
         if self._spark is not None:
-            yield self._spark
+            yield session.copy(self._spark)
             return
         config = self.config
 
@@ -305,7 +306,7 @@ class Runner(Background):
             locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
         )
         try:
-            yield self._spark
+            yield session.copy(self._spark)
         finally:
             if not jvm.has_ended(0):
                 self._spark.stop()
@@ -441,7 +442,7 @@ class Runner(Background):
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait as `Background.wait` does. ^C raises KeyboardInterrupt here, and cancels no job of the tables."""
-        with session.without_cancelling():
+        with without_cancelling():
             return super().wait(timeout_s)
 
     # --- the lag behind the server ---

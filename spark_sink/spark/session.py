@@ -13,9 +13,7 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
-import threading
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
@@ -49,7 +47,6 @@ __all__ = [
     "find_java",
     "raised_of",
     "reason_of",
-    "without_cancelling",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -247,7 +244,11 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def copy(spark: SparkSession) -> SparkSession:
-    """Return another session of the same application, with a copy of the settings."""
+    """Return another session of the same application, with a copy of the settings, and of what else a session has.
+
+    A run works in one of its own. There its settings change no commit of the user, and the user's cells change nothing in the run:
+    the current catalog, temporary views, queries in ``streams``. The sessions share the catalog and the cache.
+    """
     return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has not these settings
 
 
@@ -478,20 +479,3 @@ def ended_error() -> CdcpipeError:
         hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), give the machine or the container"
         " more, or Java less: --conf spark.driver.memory. If OutOfMemoryError stands above, give Java more",
     )
-
-
-@contextmanager
-def without_cancelling() -> Iterator[None]:
-    """Let ^C raise KeyboardInterrupt and do no more, in the main thread.
-
-    A session that was made in the main thread has a handler there that first cancels all jobs, also those of other threads.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or getattr(handler, "__module__", "") != "pyspark.core.context":
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)

@@ -4,7 +4,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -458,6 +458,21 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
     again.process_available()
     assert again.progress.changes == 1
     assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 2
+
+
+def test_two_pipelines_work_in_one_session(spark: Any, tmp_path: Path) -> None:
+    """Each has a session of its own. In one for both, Spark refused the second query, because it has the name of the first."""
+    described = relation(10, "t", ("id", 23))
+    made: list[Pipeline] = []
+    with ExitStack() as stack:
+        for name in ("a", "b"):
+            log = Log(tmp_path / name / "staging")
+            log.segment([described, Insert(None, 10, (b"1",))])
+            made.append(stack.enter_context(Pipeline(spark, log.root, tmp_path / name / "warehouse", format="parquet")))
+        assert spark.streams.active == []  # a cell that stops all of the user's queries stops none of these
+        for each in made:
+            until(lambda each=each: each.progress.changes == 1, deadline_s=SPARK_DEADLINE_S)
+    assert all(each.wait() for each in made)
 
 
 def test_a_checkpoint_that_a_power_cut_has_damaged(spark: Any, tmp_path: Path) -> None:

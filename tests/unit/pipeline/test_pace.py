@@ -66,7 +66,7 @@ class Session:
         self.settings = {POLLING: "10ms"}
         self.seen: list[Any] = []
         self.conf = self
-        self.get, self.set = self.settings.__getitem__, self.settings.__setitem__
+        self.set = self.settings.__setitem__
 
     def trigger(self, **given: str) -> Session:
         self.seen.append(given)
@@ -82,4 +82,3 @@ def test_spark_sleeps_for_the_interval_while_there_are_no_segments(interval_s: f
     spark: Any = Session()
     Pace(interval_s).start(spark, spark)
     assert spark.seen == [{"processingTime": "0 seconds"}, polling]
-    assert spark.settings == {POLLING: "10ms"}

@@ -99,6 +99,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register"), (fit, "check_log")):
         monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(session, "copy", lambda spark: spark)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
@@ -357,7 +358,7 @@ def test_the_tables_are_free_when_a_pipeline_has_ended(
 
 def test_the_tables_are_not_free_while_a_merge_runs(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream has failed, and a round of merges takes longer."""
-    monkeypatch.setattr("spark_sink.pipeline.pipeline._NOTING_S", 0.01)
+    monkeypatch.setattr("spark_sink.pipeline.pipeline._MERGES_S", 0.01)
     made, merged = pipeline(Query(clock, Exception("anything")), tmp_path, monkeypatch), threading.Event()
     made._rounds = [Rounds("replicas", lambda: print(merged.wait(60)), 0.0, lambda _: None)]
     made.start()

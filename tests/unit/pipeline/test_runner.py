@@ -282,6 +282,14 @@ def test_a_run_holds_the_lock_while_the_server_exports_the_snapshot(monkeypatch:
     assert lock_owner(tmp_path / "staging") is None
 
 
+def test_a_run_works_in_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """While a table was healed, Delta took the program's own writes in its session for ours, and skipped the second one."""
+    monkeypatch.setattr(session, "copy", lambda spark: ("a copy of", spark))
+    given = SimpleNamespace(stop=lambda: pytest.fail("it is the program's"))
+    with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"), cast("Any", given))._session() as spark:
+        assert spark == ("a copy of", given)
+
+
 def noted(tmp_path: Path) -> Runner:
     """Return a runner after a run that has left its error."""
     (tmp_path / "staging").mkdir(mode=0o700)

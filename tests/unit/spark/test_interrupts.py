@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_sink.spark.session import without_cancelling
+from spark_sink.spark.interrupts import without_cancelling
 
 
 def handler(module: str, called: list[int]) -> Callable[[int, Any], None]:
