@@ -18,6 +18,7 @@ the snapshot: then all tables that are not finished are copied from their beginn
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -66,7 +67,6 @@ CHUNK_BYTES = 32 << 20
 _TABLES_AT_ONCE = 3
 """The default number of tables copied at a time. While one table waits for Spark's driver, the executors copy another's chunks."""
 
-_JOB_TAG = "cdcpipe-snapshot"
 _CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
@@ -116,6 +116,8 @@ class Snapshot:
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
         self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
+        # Jobs are cancelled by their tag in all sessions. So the copies of other runs in this process have other tags.
+        self._job_tag = f"cdcpipe-snapshot-{secrets.token_hex(8)}"
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()
@@ -161,7 +163,7 @@ class Snapshot:
         """Stop the copy. Unfinished tables are left to the next run."""
         self._stopping = True
         while self._spark is not None and self._thread.is_alive():  # in a loop: a thread may be about to start a job
-            self._spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
+            self._spark.sparkContext.cancelJobsWithTag(self._job_tag)
             self._thread.join(_CANCEL_INTERVAL_S)
         self._release(is_done=False)
 
@@ -314,7 +316,7 @@ class Snapshot:
         def copy(plan: TablePlan) -> Table | None:
             if self._stopping:
                 return None
-            copying.spark.sparkContext.addJobTag(_JOB_TAG)
+            copying.spark.sparkContext.addJobTag(self._job_tag)
             table = homes.of(plan.relation)
             try:
                 count = copy_table(copying, plan, table)
@@ -339,7 +341,7 @@ class Snapshot:
                 # left out.
                 begun = [future for future in futures if not future.cancelled()]
                 while wait(begun, _CANCEL_INTERVAL_S).not_done:
-                    copying.spark.sparkContext.cancelJobsWithTag(_JOB_TAG)
+                    copying.spark.sparkContext.cancelJobsWithTag(self._job_tag)
                 raise
         if self._stopping:
             raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")

@@ -46,6 +46,23 @@ def test_a_stop_cancels_also_a_job_that_is_about_to_start(tmp_path: Path, monkey
     assert snapshot.wait(0)
 
 
+def test_a_stop_cancels_no_copies_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both may run in one Spark application. The other run ended with the error that its job was cancelled."""
+    monkeypatch.setattr(module, "_CANCEL_INTERVAL_S", 0.01)
+    tags: set[str] = set()
+    for name in ("a", "b"):
+        snapshot = Copy(tmp_path / name)
+
+        def cancel(tag: str, snapshot: Copy = snapshot) -> None:
+            tags.add(tag)
+            snapshot.cancel(tag)
+
+        monkeypatch.setattr(snapshot, "_spark", SimpleNamespace(sparkContext=SimpleNamespace(cancelJobsWithTag=cancel)))
+        snapshot._thread.start()
+        snapshot.stop()
+    assert len(tags) == 2
+
+
 FIRST = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 SECOND = replace(FIRST, number=2, timeline=2, start_lsn=0x100, timeline_began_lsn=0x180)
 PROMOTED = {"timeline": 2, "timeline_history": ((1, 0x180),)}
