@@ -287,29 +287,25 @@ class Runner(Background):
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
         """Yield a session of the run's own, a copy: of an existing one, or else of one that is made here and stopped at the end."""
-        if self._spark is not None:
-            yield session.copy(self._spark)
-            return
         config = self.config
 
         def note(step: str) -> None:
             self._step = step
 
-        self._spark = session.build(
-            app_name=f"cdcpipe {config.launcher.slot}",
-            master=config.master,
-            format=config.format,
-            conf=config.conf,
-            jars_dir=config.jars_dir,
-            ui=config.ui,
-            on_step=note,
-            locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
-        )
-        try:
+        with ExitStack() as stack:
+            if self._spark is None:
+                self._spark = session.build(
+                    app_name=f"cdcpipe {config.launcher.slot}",
+                    master=config.master,
+                    format=config.format,
+                    conf=config.conf,
+                    jars_dir=config.jars_dir,
+                    ui=config.ui,
+                    on_step=note,
+                    locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
+                    on_made=lambda made: stack.callback(_stop, made),
+                )
             yield session.copy(self._spark)
-        finally:
-            if not jvm.has_ended(0):
-                self._spark.stop()
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
@@ -460,6 +456,11 @@ class Runner(Background):
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self.monitor.lag(lsn, now)
+
+
+def _stop(spark: SparkSession) -> None:
+    if not jvm.has_ended(0):
+        spark.stop()
 
 
 def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkeep:

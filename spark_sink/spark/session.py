@@ -14,13 +14,13 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 import time
 import zipfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cdcpipe import logs
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
@@ -29,6 +29,7 @@ from spark_sink.spark import jvm, refused_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
+from spark_sink.spark.java_options import java_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -94,6 +95,7 @@ _LOCAL_SETTINGS = {
     # Every user of this machine can connect to the ports of the JVM, over which rows and code go. Spark makes the secret itself.
     "spark.authenticate": "true",
 }
+_building: Final = threading.RLock()
 _UPLOADS = "spark.hadoop.hadoop.tmp.dir"
 """Where Hadoop keeps what it sends to S3 and Azure until it is sent. By default /tmp/hadoop-USER, which nobody clears."""
 
@@ -108,29 +110,42 @@ def build(
     ui: bool = False,
     on_step: Callable[[str], None] | None = None,
     locks: Iterable[Path] = (),
+    on_made: Callable[[SparkSession], object] | None = None,
 ) -> SparkSession:
-    """Start a session, or return the session of this process if there is one and it passes ``check``.
+    """Start a session, or return the session of this process if there is one and it passes ``check``. Thread-safe.
 
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
     spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
     about what is being done. ``locks`` are lock files: what this process holds of them when it is killed, its JVM holds until its
-    own end. Raises InitError if Java, pyspark or Delta Lake is missing.
+    own end. ``on_made`` gets the session if it was made here: nobody else stops it. Raises InitError if Java, pyspark or Delta Lake
+    is missing.
     """
     try:
-        from pyspark.sql import SparkSession
-
         from spark_sink.spark.existing import existing
     except ImportError as ex:
         raise InitError("pyspark is not installed", hint="pip install 'cdcpipe[spark]'") from ex
-    there = existing()
-    if there is not None:
-        check(there, format)
-        return there
+    with _building:  # a second thread waits, and finds the session then
+        spark = existing()
+        if spark is not None:
+            check(spark, format)
+            return spark
+        settings, conf = _settings_to_start(app_name, master, format, dict(conf or {}), jars_dir, ui=ui)
+        return _start(settings, conf, format, on_step or (lambda _step: None), locks, on_made or (lambda _spark: None))
 
+
+def _settings_to_start(
+    app_name: str,
+    master: str | None,
+    format: str,  # noqa: A002
+    conf: dict[str, str],
+    jars_dir: str | os.PathLike[str] | None,
+    *,
+    ui: bool,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return all settings of a new session, and the user's ``conf`` with what ours adds to it."""
     settings = _settings(ui=ui)
     if _needs_delta(format):
         settings |= _DELTA_SETTINGS
-    conf = dict(conf or {})
     if GATEWAY in os.environ:
         settings |= _submitted()
         master = master or settings.get("spark.master")
@@ -138,7 +153,7 @@ def build(
         settings |= _jar_settings(format, jars_dir, conf.get("spark.jars.ivy"))
         _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
-            conf["spark.driver.extraJavaOptions"] = f"{_java_options()} {conf['spark.driver.extraJavaOptions']}"
+            conf["spark.driver.extraJavaOptions"] = f"{java_options()} {conf['spark.driver.extraJavaOptions']}"
         _export_java()
     settings |= conf
     refused_settings.refuse(settings.get)
@@ -146,18 +161,36 @@ def build(
     if is_local_master(settings["spark.master"]):
         settings = _LOCAL_SETTINGS | {_UPLOADS: str(directory_of_process() / "hadoop")} | settings
         stay_on_this_machine(settings)
+    return settings, conf
+
+
+def _start(
+    settings: dict[str, str],
+    conf: Mapping[str, str],
+    format: str,  # noqa: A002
+    on_step: Callable[[str], None],
+    locks: Iterable[Path],
+    on_made: Callable[[SparkSession], object],
+) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from spark_sink.spark.existing import existing
+
     prepare_workers(settings)
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    on_step = on_step or (lambda _step: None)
     on_step("fetching Spark's packages" if "spark.jars.packages" in settings else "starting Spark")
     without_pandas.apply()
     try:
         with _alone_in_ivy(settings):
             jvm.start(settings, on_step, locks)
         on_step("starting Spark")
-        spark = builder.getOrCreate()
+        with SparkSession.Builder._lock:  # noqa: SLF001 - the builder holds it itself, and does not tell whose session it returns
+            spark = existing()  # the program may have made one while the JVM started
+            if spark is None:
+                spark = builder.getOrCreate()
+                on_made(spark)
         jvm.log_lost_connections(spark.sparkContext)
         check(spark, format)  # here Spark reads those settings that it did not need before
     except CdcpipeError:
@@ -308,7 +341,7 @@ def _settings(*, ui: bool) -> dict[str, str]:
     """Return the settings for change data on one machine that do not depend on the table format."""
     return {
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": _java_options(),
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.log.level": "WARN",
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.killEnabled": "false",  # it asks for no password
@@ -336,38 +369,6 @@ def _settings(*, ui: bool) -> dict[str, str]:
         # Among others: write timestamps of any year without conversion. No reader here is older than Spark 3.
         **refused_settings.RIGHT,
     }
-
-
-_TIMES_LATER: Final = 30
-_C2_THRESHOLDS: Final = {"Invocation": 5_000, "MinInvocation": 600, "Compile": 15_000, "BackEdge": 40_000}
-_LATE_C2: Final = " ".join(f"-XX:Tier4{name}Threshold={_TIMES_LATER * number}" for name, number in _C2_THRESHOLDS.items())
-"""HotSpot compiles a method with C2 after 30 times as many calls and loops as by default (docs/decisions/0089).
-
-Our JVM plans small micro-batches and touches few rows. C2 would take two thirds of its CPU time in the first seconds, when the
-stream and the Python workers need the processors. A large merge still reaches C2 within its first second.
-"""
-
-_ONE_LOG_CONTEXT: Final = "org.apache.logging.log4j.core.selector.BasicContextSelector"
-"""Spark asks log4j for a new logger several times for each plan. By default log4j walks the stack each time, to find the class
-loader whose configuration counts. The JVM has one configuration. The walks took 1 % of the JVM's CPU time.
-"""
-
-
-def _java_options() -> str:
-    # -UsePerfData: counters for jstat would wake an idle JVM twenty times a second.
-    log = "json" if logs.is_json() else "full" if _logger.isEnabledFor(logging.INFO) else "short"
-    file = Path(__file__).resolve().with_name("log4j2.properties").as_uri()
-    logs_of_spark = f"-Dlog4j2.configurationFile={file} -Dlog4j2.contextSelector={_ONE_LOG_CONTEXT} -Dcdcpipe.log={log}"
-    return f"-XX:-UsePerfData {_LATE_C2} {logs_of_spark}{_temporary_option()}"
-
-
-def _temporary_option() -> str:
-    """Return the option that lets Java put temporary files into the directory of this process. Java itself knows /tmp alone.
-
-    Spark keeps what its memory has no room for there, unless the setting spark.local.dir names another place.
-    """
-    quoted = str(directory_of_process()).replace("\\", r"\\").replace('"', r"\"")
-    return f' "-Djava.io.tmpdir={quoted}"'
 
 
 def _submitted() -> dict[str, str]:

@@ -290,6 +290,26 @@ def test_a_run_works_in_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch, tm
         assert spark == ("a copy of", given)
 
 
+@pytest.mark.parametrize("is_made_here", [True, False])
+def test_a_run_stops_the_session_that_it_has_made_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_made_here: bool
+) -> None:
+    stopped: list[str] = []
+    found = SimpleNamespace(stop=lambda: stopped.append("stopped"))
+
+    def build(*, on_made: Any, **_: object) -> Any:
+        if is_made_here:
+            on_made(found)
+        return found
+
+    monkeypatch.setattr(session, "copy", lambda spark: spark)
+    monkeypatch.setattr(session, "build", build)
+    with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))._session() as spark:
+        assert spark is found
+        assert not stopped
+    assert len(stopped) == is_made_here
+
+
 def noted(tmp_path: Path) -> Runner:
     """Return a runner after a run that has left its error."""
     (tmp_path / "staging").mkdir(mode=0o700)

@@ -1,10 +1,12 @@
 """A session that another thread has made is found: Spark tells of the active one only, and that is a thread's."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from spark_sink.spark import given, session
+from spark_sink.spark import given, jvm, session
 from spark_sink.spark.existing import existing
 
 CONTEXT = object()
@@ -26,3 +28,40 @@ def test_a_session_that_was_stopped_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
     assert existing() is None
+
+
+class Builder:
+    """Makes the session of the process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        monkeypatch.setattr("pyspark.sql.SparkSession.builder", self)
+        monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+        monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+        monkeypatch.setattr(session, "_settings_to_start", lambda *_, **__: ({}, {}))
+        monkeypatch.setattr(session, "prepare_workers", lambda _: None)
+        monkeypatch.setattr(jvm, "log_lost_connections", lambda _: None)
+        monkeypatch.setattr(jvm, "start", lambda *_: None)
+
+    def getOrCreate(self) -> Any:  # noqa: N802 - Spark's name
+        self._monkeypatch.setattr("pyspark.SparkContext._active_spark_context", CONTEXT)
+        self._monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
+        return MADE
+
+
+def test_one_of_two_runs_has_made_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one took it for its own, and stopped it at its end: the first one died."""
+    Builder(monkeypatch)
+    made: list[Any] = []
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: session.build(format="parquet", on_made=made.append), range(2)))
+    assert found == [MADE, MADE]
+    assert made == [MADE]
+
+
+def test_a_session_that_a_program_makes_while_the_jvm_starts_stays_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run stopped it at its end."""
+    builder = Builder(monkeypatch)
+    monkeypatch.setattr(jvm, "start", lambda *_: builder.getOrCreate())
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", SimpleNamespace(getOrCreate=pytest.fail))
+    assert session.build(format="parquet", on_made=pytest.fail) is MADE
