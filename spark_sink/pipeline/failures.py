@@ -8,15 +8,23 @@ from spark_sink.pipeline.source_ends import ENDED, has_ended
 from spark_sink.spark import callbacks
 from spark_sink.spark.failed_start import reason_of
 
-__all__ = ["PipelineError", "StoppedError", "own_error"]
+__all__ = ["PipelineError", "StoppedError", "own_error", "stopped_elsewhere"]
 
 
 class PipelineError(CdcpipeError):
-    """Spark failed during a micro-batch."""
+    """Spark failed during a micro-batch, or something else has stopped the query."""
 
 
 class StoppedError(Exception):
     """A micro-batch began after the pipeline had been asked to stop."""
+
+
+def stopped_elsewhere(what: str, owner: str) -> PipelineError:
+    """Return the error to raise if ``what`` has ended before its time and without an error, but ``owner`` has not stopped it."""
+    return PipelineError(
+        f"{what} was stopped, but not by {owner}, before the tables had all changes",
+        hint=f"start again: nothing is lost. To end the work, call stop() of {owner}",
+    )
 
 
 def own_error(ex: BaseException) -> BaseException:

@@ -32,7 +32,7 @@ from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.catalog import CatalogDatabase, check_options
-from spark_sink.pipeline.failures import StoppedError, own_error
+from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewhere
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
@@ -47,7 +47,7 @@ from spark_sink.source import datasource
 from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, jvm, session
-from spark_sink.staging.log import Position, former_system_ids, list_segments, removed_position
+from spark_sink.staging.log import Position, former_system_ids, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
@@ -174,6 +174,7 @@ class Pipeline(Startable):
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
+        self._end: Position | None = None  # the log's end when the query was started
         self._source_ends = SourceEnds()
         # Held while a micro-batch runs, so that stop() waits for its end. Who may write the tables is decided by `lock`.
         self._batch_running = threading.Lock()
@@ -264,13 +265,21 @@ class Pipeline(Startable):
         """Wait for the query's end. Restart it if only its source has failed. Returns False if the time runs out first."""
         while self.query is not None:
             try:
-                return await_end(self.query, deadline)
+                if not await_end(self.query, deadline):
+                    return False
             except Exception as ex:
                 self._serving.close()
                 warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
                 if warning is None:
                     self._error = self._error or own_error(ex)  # the first error is kept
                     raise self._error from ex
+            else:
+                is_complete = self._available_now and self._progress.has(self._end)
+                if not is_complete and not self._stopping.is_set():
+                    self._serving.close()
+                    self._error = stopped_elsewhere("Spark's query", "its Pipeline or Runner")
+                    raise self._error
+                return True
             if self._stopping.is_set():  # a start after `stop` would never end
                 return True
             _logger.warning(warning)
@@ -351,6 +360,7 @@ class Pipeline(Startable):
 
     def _begin(self) -> None:
         stream = self._stream()
+        self._end = log_end(self.staging)
         self.query = stream.trigger(availableNow=True).start() if self._available_now else self._pace.start(self.spark, stream)
         for rounds in self._rounds:
             rounds.start()

@@ -20,3 +20,7 @@ class PipelineProgress:
     changes: int = 0
     tables: int = 0
     messages: int = 0
+
+    def has(self, end: Position | None) -> bool:
+        """Tell whether the changelogs have all changes up to ``end``, the end of a log (`log_end`)."""
+        return end is None or (self.position is not None and self.position.lsn >= end.lsn)

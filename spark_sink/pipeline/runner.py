@@ -33,6 +33,7 @@ from spark_sink.files.places import is_local
 from spark_sink.files.system_hints import is_full
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.at_rest import Rest
+from spark_sink.pipeline.failures import stopped_elsewhere
 from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
 from spark_sink.schema.names import FOLLOW
 from spark_sink.schema.types import INEXACT_MESSAGE
@@ -395,7 +396,9 @@ class Runner(Background):
             return _counts(launcher.progress, pipeline.progress, self._lag(pipeline))
 
         recorder = samples.Recorder(self.config.launcher.staging, time.monotonic(), count())
-        while not self._stopping.is_set() and not pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
+        while not self._stopping.is_set():
+            if pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
+                raise stopped_elsewhere("the pipeline", "its Runner")
             recorder.tick(time.monotonic(), time.time(), count)
             if launcher.progress.gaps > self._gaps_healed:
                 self._pass_gap(spark, pipeline, healer)
@@ -415,8 +418,7 @@ class Runner(Background):
 
     def _has_all(self, pipeline: Pipeline) -> bool:
         """Tell whether the changelogs have all changes of the log."""
-        position, end = pipeline.progress.position, log_end(self.config.launcher.staging)
-        return end is None or (position is not None and position.lsn >= end.lsn)
+        return pipeline.progress.has(log_end(self.config.launcher.staging))
 
     def _take_error(self, ex: BaseException) -> None:
         """Record the error that ended the run, unless the error is a result of the request to stop."""

@@ -24,6 +24,7 @@ from spark_sink.delta.compaction import compact
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rows import UnsupportedError
 from spark_sink.pipeline import fit
+from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.replica import merge
 from spark_sink.replica.current import read_replica, register_views
@@ -473,6 +474,20 @@ def test_two_pipelines_work_in_one_session(spark: Any, tmp_path: Path) -> None:
         for each in made:
             until(lambda each=each: each.progress.changes == 1, deadline_s=SPARK_DEADLINE_S)
     assert all(each.wait() for each in made)
+
+
+def test_a_query_that_a_program_stops(spark: Any, tmp_path: Path) -> None:
+    """For Spark that is a good end."""
+    log = Log(tmp_path / "staging")
+    log.segment([relation(10, "t", ("id", 23)), Insert(None, 10, (b"1",))])
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet").start()
+    for query in pipeline.spark.streams.active:
+        query.stop()
+    with pytest.raises(PipelineError, match="Spark's query was stopped, but not by its Pipeline"):
+        pipeline.wait()
+    pipeline.stop()
+    pipeline.process_available()
+    assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 1
 
 
 def test_a_checkpoint_that_a_power_cut_has_damaged(spark: Any, tmp_path: Path) -> None:

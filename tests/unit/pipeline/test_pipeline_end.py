@@ -15,6 +15,7 @@ import pytest
 from cdcpipe.errors import CdcpipeError
 from spark_sink.files.lock import try_lock
 from spark_sink.pipeline import fit
+from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.pipeline.source_ends import SourceEnds
@@ -318,6 +319,22 @@ def test_a_forked_child_does_not_keep_the_tables(tmp_path: Path, monkeypatch: py
         os.close(fd)
 
 
+@pytest.mark.parametrize(("available_now", "lsn", "is_refused"), [(False, 0x200, True), (True, 0x100, True), (True, 0x200, False)])
+def test_a_query_that_something_else_has_stopped(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, available_now: bool, lsn: int, is_refused: bool
+) -> None:
+    """It ended without an error. That the tables had everything was said although they lacked the rest of the log."""
+    make_epoch(tmp_path / "staging", 1, 0x100, (0x100, 0x200))
+    made = pipeline(Query(clock, None), tmp_path, monkeypatch).start(available_now=available_now)
+    made._progress = replace(made._progress, position=Position(1, lsn))
+    if is_refused:
+        with pytest.raises(PipelineError, match="Spark's query was stopped, but not by its Pipeline or Runner, before"):
+            made.wait()
+    else:
+        assert made.wait()
+    made.stop()
+
+
 @pytest.mark.parametrize("end", ["an end", "an error", "a stop", "a failed start", "an error of a stop", "an interrupt"])
 def test_the_tables_are_free_when_a_pipeline_has_ended(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -340,7 +357,7 @@ def test_the_tables_are_free_when_a_pipeline_has_ended(
         with pytest.raises(KeyboardInterrupt):
             made.process_available()
     else:
-        made.start()
+        made.start(available_now=end == "an end")
         assert not is_free()
         if end == "an end":
             assert made.wait()

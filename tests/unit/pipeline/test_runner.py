@@ -22,6 +22,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Progress
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
+from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.schema.table import Table
@@ -388,6 +389,17 @@ def test_a_full_disk_lets_the_tables_take_the_log_first(
         made._follow(None, pipeline, None)
     assert pipeline.waits == (3 if is_waiting else 1)
     assert len(caplog.records) == is_waiting
+
+
+def test_a_pipeline_that_something_else_has_stopped_ends_the_run_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run ended as if the tables had everything."""
+    made = Runner(RunConfig(launcher(tmp_path, available_now=True), tmp_path / "warehouse"))
+    monkeypatch.setattr(made, "launcher", SimpleNamespace(has_ended=False, progress=Progress()))
+    pipeline: Any = SimpleNamespace(progress=PipelineProgress(), wait=lambda _: True)
+    with pytest.raises(PipelineError, match="the pipeline was stopped, but not by its Runner"):
+        made._follow(None, pipeline, None)
 
 
 def test_the_progress_says_how_far_the_copies_after_a_gap_are(tmp_path: Path) -> None:
