@@ -74,8 +74,8 @@ class State:
 
 
 def table_name(path: Path) -> str:
-    """Return a Delta table's name in SQL."""
-    return f"delta.{quote(places.name(path))}"
+    """Return a Delta table's name in SQL. The catalog is Delta's (`session.check`); the session's current one may be another."""
+    return f"spark_catalog.delta.{quote(places.name(path))}"
 
 
 def read(spark: SparkSession, path: Path) -> DataFrame:

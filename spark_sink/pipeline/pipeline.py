@@ -127,7 +127,7 @@ class Pipeline(Startable):
         history_interval_s: float = 60.0,
     ) -> None:
         session.check(spark, format)
-        self.spark = spark = session.copy(spark)
+        self.spark = spark = session.own(spark)
         """The session of this pipeline alone. Its ``streams`` have the query."""
         datasource.register(spark)
         self.staging = local_directory(staging, "the staging directory")

@@ -306,7 +306,7 @@ class Runner(Background):
                     locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
                     on_made=lambda made: stack.callback(_stop, made),
                 )
-            yield session.copy(self._spark)
+            yield session.own(self._spark)
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""

@@ -46,6 +46,7 @@ __all__ = [
     "ended_error",
     "find_jars",
     "find_java",
+    "own",
     "raised_of",
     "reason_of",
 ]
@@ -276,12 +277,20 @@ def active(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def copy(spark: SparkSession) -> SparkSession:
-    """Return another session of the same application, with a copy of the settings, and of what else a session has.
+def own(spark: SparkSession) -> SparkSession:
+    """Return a copy of the user's session, in which a run works.
 
-    A run works in one of its own. There its settings change no commit of the user, and the user's cells change nothing in the run:
-    the current catalog, temporary views, queries in ``streams``. The sessions share the catalog and the cache.
+    There the run's settings change no commit of the user, and the user's cells change nothing in the run: the current catalog,
+    temporary views, queries in ``streams``. The sessions share Spark's own catalog and the cache.
     """
+    made = copy(spark)
+    with active(made):  # where Spark looks for the settings of a catalog
+        made.catalog.setCurrentCatalog(spark.catalog.currentCatalog())
+    return made
+
+
+def copy(spark: SparkSession) -> SparkSession:
+    """Return another session of the same application, with a copy of the settings. Its current catalog is the default one."""
     return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has not these settings
 
 

@@ -10,6 +10,7 @@ import pytest
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, read_table
 from spark_sink.delta.small import plain_files
+from spark_sink.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +38,33 @@ def test_rows_that_spark_writes_are_counted(spark: "SparkSession", tmp_path: Pat
         assert state.rows == spark.read.format("delta").load(str(path)).count(), statement
         assert state.files == spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]["numFiles"]
     assert list((path / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+@pytest.mark.spark
+def test_tables_are_written_by_path_whatever_the_current_catalog_is(spark: "SparkSession", tmp_path: Path) -> None:
+    """Spark looked for them in the current catalog, as it does for any name."""
+    lake = "spark.sql.catalog.lake"
+    spark._jvm.System.setProperty("derby.stream.error.file", str(tmp_path / "derby.log"))
+    notebook = session.copy(spark)
+    notebook.conf.set(lake, "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog")
+    notebook.conf.set(f"{lake}.url", "jdbc:derby:memory:lake;create=true")
+    notebook.conf.set(f"{lake}.driver", "org.apache.derby.iapi.jdbc.AutoloadedDriver")
+    notebook.sql("USE lake")
+    own = session.own(notebook)
+    notebook.sql("USE spark_catalog")
+    assert own.catalog.currentCatalog() == "lake"  # where names are
+
+    path = tmp_path / "t"
+    name = delta.table_name(path)
+    delta.create(path, own.range(3), {})
+    delta.set_properties(own, path, {"a": "b"})
+    own.sql(f"MERGE INTO {name} t USING (SELECT 1L AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE")
+    own.sql(f"DELETE FROM {name} WHERE id = 2")
+    own.sql(f"OPTIMIZE {name}")
+    delta.vacuum(own, path, [], 86400.0 * 30)
+    assert [row["id"] for row in delta.read(own, path).collect()] == [0]
+    own.sql(f"RESTORE TABLE {name} TO VERSION AS OF 0")
+    assert delta.read(own, path).count() == 3
 
 
 PLAIN, ODD = "id int, v string", "id int, `the value` string"

@@ -66,7 +66,7 @@ def test_the_names_that_spark_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise gcsfs asks Google's machines for credentials, and waits.
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     assert places.name(place("s3a://bucket/lake/") / "t") == "s3a://bucket/lake/t"
-    assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "delta.`s3a://bucket/a b/public.%41`"
+    assert delta.table_name(place("s3a://bucket/a b") / "public.%41") == "spark_catalog.delta.`s3a://bucket/a b/public.%41`"
     assert places.name(place("gs://bucket/lake") / "t") == "gs://bucket/lake/t"
 
 

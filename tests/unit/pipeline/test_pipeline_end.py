@@ -100,7 +100,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register"), (fit, "check_log")):
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(session, "copy", lambda spark: spark)
+    monkeypatch.setattr(session, "own", lambda spark: spark)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")

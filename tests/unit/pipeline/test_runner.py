@@ -285,7 +285,7 @@ def test_a_run_holds_the_lock_while_the_server_exports_the_snapshot(monkeypatch:
 
 def test_a_run_works_in_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """While a table was healed, Delta took the program's own writes in its session for ours, and skipped the second one."""
-    monkeypatch.setattr(session, "copy", lambda spark: ("a copy of", spark))
+    monkeypatch.setattr(session, "own", lambda spark: ("a copy of", spark))
     given = SimpleNamespace(stop=lambda: pytest.fail("it is the program's"))
     with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"), cast("Any", given))._session() as spark:
         assert spark == ("a copy of", given)
@@ -303,7 +303,7 @@ def test_a_run_stops_the_session_that_it_has_made_itself(
             on_made(found)
         return found
 
-    monkeypatch.setattr(session, "copy", lambda spark: spark)
+    monkeypatch.setattr(session, "own", lambda spark: spark)
     monkeypatch.setattr(session, "build", build)
     with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))._session() as spark:
         assert spark is found
