@@ -1,7 +1,7 @@
 """The key of a row, as SQL and as expressions: how the keys of two rows are compared.
 
 A value of a key is compared as text if its type has values that only PostgreSQL has, or if the column has had several types.
-Changes and replicas have the same texts.
+Changes and replicas have the same texts, whatever the time zone of the session: a user may have given it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from pyspark.sql.types import ArrayType, TimestampType
 
 from spark_sink.spark.sql import literal, quote
-from spark_sink.spark.value_text import value_text
+from spark_sink.spark.value_text import utc_text, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +58,7 @@ def key_sql(
     for names in key:
         if _is_text(types, names):
             there = [name for name in names if name in schema.names]
-            forms = [_text(_cast(row + quote(name), schema, types, name), types[name].dataType, names) for name in there]
+            forms = [_text(_cast(row + quote(name), schema, types, name), types[name].dataType) for name in there]
             if "_cdc_exact" in schema.names:
                 forms += [f"{exact}[{literal(exact_prefix + name)}]" for name in names]
             found.append(f"coalesce({', '.join(forms)})")
@@ -73,9 +73,9 @@ def _cast(value: str, schema: StructType, types: StructType, name: str) -> str:
     return value if schema[name].dataType == kind else f"try_cast({value} AS {kind.simpleString()})"
 
 
-def _text(value: str, kind: DataType, names: tuple[str, ...]) -> str:
-    if isinstance(kind, TimestampType) and len(names) == 1:
-        value = f"unix_micros({value})"  # in the hour in which the clocks go back, two times have the same text
+def _text(value: str, kind: DataType) -> str:
+    if isinstance(kind, TimestampType):
+        return utc_text(value)  # without its zone, so that it meets the text of a `timestamp_ntz` that the column had before
     text = value_text(value, kind, is_joined=True) if isinstance(kind, ArrayType) else None
     return f"CAST({value} AS STRING)" if text is None else text
 

@@ -6,7 +6,7 @@ for every `ColumnType` of cdcpipe/types/table.py.
 A ``float`` or a ``double`` becomes the hexadecimal digits of its IEEE 754 bits, because programs write the shortest decimal digits
 in different ways. Spark refuses this expression in joins and in MERGE: for them, `value_text` can use Java's text instead.
 
-Text that depends on the session assumes UTC and ANSI casts (canonical.exact_session).
+No text depends on the session's time zone. A decimal's text assumes ANSI casts (canonical.exact_session).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_sink.spark.sql import literal
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-__all__ = ["Texts", "arrow_texts", "value_text"]
+__all__ = ["Texts", "arrow_texts", "utc_text", "value_text"]
 
 Texts: TypeAlias = list[str | None]
 
@@ -57,7 +57,7 @@ def value_text(value: str, kind: DataType, *, is_joined: bool = False) -> str | 
     if name == "boolean":
         return f"CASE WHEN {value} THEN 't' WHEN NOT {value} THEN 'f' END"
     if name == "timestamp":
-        return f"concat(CAST({value} AS STRING), '+00')"
+        return f"concat({utc_text(value)}, '+00')"
     if name == "binary":
         return f"concat({literal(chr(92))}, 'x', lower(hex({value})))"
     if name in _BITS and is_joined:
@@ -65,6 +65,14 @@ def value_text(value: str, kind: DataType, *, is_joined: bool = False) -> str | 
     if name in _BITS:
         return _bits(value, *_BITS[name])
     return f"CAST({value} AS STRING)" if name in _PLAIN else None
+
+
+def utc_text(value: str) -> str:
+    """Return an SQL expression for the text of the ``timestamp`` ``value`` in UTC, without a zone, in whatever session.
+
+    A cast would use the session's time zone. In the hour in which the clocks go back, two times have the same text there.
+    """
+    return f"CAST(timestampadd(MICROSECOND, unix_micros({value}), TIMESTAMP_NTZ'1970-01-01') AS STRING)"
 
 
 def _array_text(texts: str) -> str:

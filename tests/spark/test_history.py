@@ -11,7 +11,9 @@ import postgres
 import pytest
 
 from spark_sink.changelog.tables import changelogs_of
+from spark_sink.replica import merge
 from spark_sink.replica.as_of import read_as_of
+from spark_sink.replica.current import read_replica
 from spark_sink.replica.history import read_history
 from spark_sink.replica.replay import replay
 from spark_sink.schema.table import Table, Version
@@ -23,6 +25,7 @@ from support.changelog_rows import (
     EPOCH,
     KEY,
     TABLE,
+    TIME_KEYS,
     Source,
     add,
     append,
@@ -133,10 +136,13 @@ def test_the_versions_at_an_lsn_are_the_rows_as_of_this_lsn(pg18: postgres.Clust
         assert all(before["_cdc_valid_to"] == after["valid_from"] for before, after in itertools.pairwise(two))
 
 
-def test_times_as_keys_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", TIME_KEYS)
+def test_times_as_keys_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path: Path, columns: str) -> None:
     """As text of the session's time zone, two keys would be one."""
-    session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse")
+    session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse", columns)
     assert read_history(session, house.root, str(TABLE)).where("is_current").count() == 2
+    merge.bring(session, house, TABLE, Position(1, 20))
+    assert read_replica(spark, house.root, str(TABLE)).count() == 2
 
 
 def test_the_end_of_a_table_in_the_hour_when_the_clocks_go_back(

@@ -30,7 +30,18 @@ from spark_sink.staging.log import Position
 from spark_sink.upkeep.purge import purge
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, KEY, TABLE, Source, add, add_copy, append, keys_of_the_hour_that_comes_twice, schema_of
+from support.changelog_rows import (
+    EPOCH,
+    KEY,
+    TABLE,
+    TIME_KEYS,
+    Source,
+    add,
+    add_copy,
+    append,
+    keys_of_the_hour_that_comes_twice,
+    schema_of,
+)
 from support.segments import Log, into, relation
 
 if TYPE_CHECKING:
@@ -178,9 +189,10 @@ def test_updates_with_a_part_of_the_old_key(spark: Any, tmp_path: Path) -> None:
     assert sorted(map(tuple, rows)) == [(1, 1, "long", None), (1, 2, "long", None), (2, 3, None, ["blob"])]
 
 
-def test_times_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", TIME_KEYS)
+def test_times_in_the_hour_when_the_clocks_go_back(spark: Any, tmp_path: Path, columns: str) -> None:
     """As text of the session's time zone, two keys would be one."""
-    session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse")
+    session, house = keys_of_the_hour_that_comes_twice(spark, tmp_path / "warehouse", columns)
     assert made_by_sql(session, house).where("is_current").count() == 2
 
 

@@ -247,14 +247,29 @@ def comparable(rows: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(bytes(v) if isinstance(v, bytearray) else v for v in row) for row in rows)
 
 
-def keys_of_the_hour_that_comes_twice(spark: Any, root: Path) -> tuple[Any, Warehouse]:
-    """Return a session in whose time zone two keys of the table are the same text, and the warehouse."""
+TIME_KEYS: Mapping[str, tuple[str, ...]] = {
+    "at timestamp": ("at",),
+    "at timestamp_ntz, at__timestamp timestamp": ("at", "at__timestamp"),
+    "at array<timestamp>": ("at",),
+}
+"""Columns of tables with the key ``at``, and the columns that have had its values. The last of them has them now."""
+
+
+def keys_of_the_hour_that_comes_twice(spark: Any, root: Path, columns: str) -> tuple[Any, Warehouse]:
+    """Return a session in whose time zone two keys of the table are the same text, and the warehouse.
+
+    ``columns`` is one of `TIME_KEYS`.
+    """
     house = Warehouse(root, "delta")
     house.open(EPOCH)
-    house.write_versions(TABLE, [Version(0, 0, 7, ("at",), ("at",))])
+    names = TIME_KEYS[columns]
+    house.write_versions(TABLE, [Version(lsn, 0, 7, ("at",), (name,)) for lsn, name in enumerate(names)])
     times = [datetime(2024, 11, 3, hour, 30, tzinfo=UTC) for hour in (5, 6)]
-    changes = [(time, "insert", 1, 10 + n, 0, 1, time, None, None, None) for n, time in enumerate(times)]
-    append(spark, house, changes, schema_of("at timestamp"), Position(1, 0), Position(1, 20))
+    keys = [(*(None for _ in names[1:]), [time] if "array" in columns else time) for time in times]
+    changes = [
+        (*key, "insert", 1, 10 + n, 0, 1, time, None, None, None) for n, (key, time) in enumerate(zip(keys, times, strict=True))
+    ]
+    append(spark, house, changes, schema_of(columns), Position(1, 0), Position(1, 20))
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "America/New_York")
     return session, house
