@@ -1,4 +1,4 @@
-"""Settings of Spark with which a session would skip data, or write days and times in the Julian calendar.
+"""Settings of Spark with which a session would skip data, write other texts, or write days and times in the Julian calendar.
 
 They may come from ``--conf``, from a notebook's session, or from the spark-defaults.conf of a cluster, made for other programs.
 """
@@ -16,16 +16,19 @@ __all__ = ["RIGHT", "refuse"]
 
 _SKIPS: Final = "it would leave out what it cannot read of a file, and a merge would lose these changes without a word"
 _CALENDAR: Final = "it would write early days and times in the Julian calendar; cdcpipe's files have the Gregorian one"
+_ESCAPES: Final = "it would write a backslash too many into texts that stand in cdcpipe's SQL, like the default of a new column"
+_ESCAPED: Final = "spark.sql.parser.escapedStringLiterals"
 _REFUSED: Final = {
     "spark.sql.files.ignoreCorruptFiles": ("true", "false", _SKIPS),
     "spark.sql.files.ignoreMissingFiles": ("true", "false", _SKIPS),
     "spark.sql.parquet.datetimeRebaseModeInWrite": ("legacy", "CORRECTED", _CALENDAR),
     "spark.sql.parquet.int96RebaseModeInWrite": ("legacy", "CORRECTED", _CALENDAR),
+    _ESCAPED: ("true", "false", _ESCAPES),
 }
 """By setting: the value that is refused, the value to give, and why."""
 
-RIGHT: Final = {key: right for key, (_, right, _) in _REFUSED.items()}
-"""What a session gets that cdcpipe makes."""
+RIGHT: Final = {key: right for key, (_, right, _) in _REFUSED.items() if key != _ESCAPED}
+"""What a session gets that cdcpipe makes. Spark warns whenever the one that is left out is set; its default is right."""
 
 
 def refuse(get: Callable[[str], str | None]) -> None:

@@ -17,7 +17,7 @@ def quote(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Write a string as a literal of Spark's SQL."""
+    """Write a string as a literal of Spark's SQL, for a session that `refused_settings.refuse` has let pass."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -1,4 +1,4 @@
-"""Settings with which Spark would skip data or write another calendar are refused wherever they come from."""
+"""Settings with which Spark would skip data, or write other texts or another calendar, are refused wherever they come from."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,14 @@ WRONG = {
     "spark.sql.files.ignoreMissingFiles": "true",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "legacy",
     "spark.sql.parquet.int96RebaseModeInWrite": "LEGACY",
+    "spark.sql.parser.escapedStringLiterals": "true",
 }
 RIGHT = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "EXCEPTION",
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parser.escapedStringLiterals": "false",
 }
 
 
