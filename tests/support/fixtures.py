@@ -137,7 +137,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     warehouse = tmp_path_factory.mktemp("spark-warehouse")
     conf = {
         "spark.sql.warehouse.dir": str(warehouse),
-        # The session lives long enough for both compilers. C2 compiles only what is really hot (spark/session.py).
+        # The session lives long enough for both compilers. C2 compiles only what is really hot (spark/java_options.py).
         # With a larger young generation, the collector runs less often.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=512m -Xms1g -Xmn500m",
         # For a few rows, to generate and compile code takes longer than to interpret the expressions, and to plan a query anew
