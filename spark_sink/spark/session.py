@@ -46,6 +46,7 @@ __all__ = [
     "ended_error",
     "find_jars",
     "find_java",
+    "is_stopped",
     "own",
     "raised_of",
     "reason_of",
@@ -218,8 +219,10 @@ def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str,
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
-    """Raise InitError if ``spark`` can't write tables in ``format``, or has settings that would change or skip values."""
+    """Raise InitError if ``spark`` was stopped, can't write ``format``, or has settings that would change or skip values."""
     needs_delta = _needs_delta(format)
+    if is_stopped(spark):
+        raise InitError("this Spark session was stopped", hint="call its stop() once more, and make another one")
     if not spark.version.startswith("4.2."):
         raise InitError(
             f"this is Spark {spark.version}; cdcpipe needs Spark 4.2", hint="run it with Spark 4.2: pip install 'cdcpipe[spark]'"
@@ -237,6 +240,12 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
             "let spark_sink.build_session() make it, or use the format parquet",
         )
+
+
+def is_stopped(spark: SparkSession) -> bool:
+    """Tell whether the application of a session was stopped. Settings and version can be asked all the same."""
+    context = spark.sparkContext._jsc  # noqa: SLF001 - pyspark's own stop() removes it, and nothing else tells
+    return context is None or bool(context.sc().isStopped())
 
 
 def _needs_delta(format: str) -> bool:  # noqa: A002

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
+from cdcpipe.errors import InitError
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.existing import existing
+from support.given_sessions import given_session
 
-CONTEXT = object()
-MADE = SimpleNamespace(version="4.2.1", conf={}, sparkContext=CONTEXT)
-"""A session of the notebook, as far as it is asked here."""
+MADE = given_session()
+"""A session of the notebook."""
 
 
 def test_a_session_of_another_thread_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", CONTEXT)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", MADE.sparkContext)
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", None)  # it would give the session our settings
@@ -44,7 +45,7 @@ class Builder:
         monkeypatch.setattr(jvm, "start", lambda *_: None)
 
     def getOrCreate(self) -> Any:  # noqa: N802 - Spark's name
-        self._monkeypatch.setattr("pyspark.SparkContext._active_spark_context", CONTEXT)
+        self._monkeypatch.setattr("pyspark.SparkContext._active_spark_context", MADE.sparkContext)
         self._monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
         return MADE
 
@@ -65,3 +66,9 @@ def test_a_session_that_a_program_makes_while_the_jvm_starts_stays_the_programs(
     monkeypatch.setattr(jvm, "start", lambda *_: builder.getOrCreate())
     monkeypatch.setattr("pyspark.sql.SparkSession.builder", SimpleNamespace(getOrCreate=pytest.fail))
     assert session.build(format="parquet", on_made=pytest.fail) is MADE
+
+
+def test_a_session_that_was_stopped_is_refused_if_it_is_given() -> None:
+    """Its version and its settings can be asked all the same. A run would make its slot, and end when it uses the session."""
+    with pytest.raises(InitError, match="this Spark session was stopped"):
+        given.take(given_session(is_stopped=True), "parquet", {})

@@ -1,11 +1,10 @@
 """Settings with which Spark would skip data, or write other texts or another calendar, are refused wherever they come from."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from cdcpipe.errors import InitError
 from spark_sink.spark import given, refused_settings, session
+from support.given_sessions import given_session
 
 WRONG = {
     "spark.sql.files.ignoreCorruptFiles": "TRUE",
@@ -25,7 +24,7 @@ RIGHT = {
 
 @pytest.mark.parametrize("key", WRONG)
 def test_a_session_with_such_a_setting_is_refused(key: str) -> None:
-    made = SimpleNamespace(version="4.2.1", conf=SimpleNamespace(get=(RIGHT | {key: WRONG[key]}).__getitem__))
+    made = given_session((RIGHT | {key: WRONG[key]}).__getitem__)
     with pytest.raises(InitError, match=f"Spark has the setting {key}={WRONG[key]}: ") as caught:
         session.check(made, "parquet")
     assert "--conf" in str(caught.value.hint)
@@ -45,6 +44,6 @@ def test_it_is_refused_before_a_session_is_made(key: str, monkeypatch: pytest.Mo
 
 
 def test_a_run_refuses_a_given_session_before_there_is_a_slot() -> None:
-    made = SimpleNamespace(version="4.2.1", conf=SimpleNamespace(get=WRONG.__getitem__))
+    made = given_session(WRONG.__getitem__)
     with pytest.raises(InitError, match="ignoreCorruptFiles"):
         given.take(made, "parquet", {})
