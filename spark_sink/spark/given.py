@@ -25,6 +25,7 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
     if spark is not None:
         session.check(spark, format)
         return spark
+    session.check_jvm(format)
     refused_settings.refuse(conf.get)
     session.find_java()
     check_named()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-__all__ = ["END_S", "at_start", "has_ended", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
+__all__ = ["END_S", "at_start", "has_ended", "lacks", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
 
 _logger = logging.getLogger(__name__)
 
@@ -86,6 +86,18 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
         _output.close_writer()
     at_exit(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+
+
+def lacks(class_name: str) -> bool:
+    """Tell whether this process started a JVM before that can't load a class. A JVM takes up jars only when it starts.
+
+    pyspark keeps its JVM when a session is stopped, and makes the next session in it.
+    """
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is None or GATEWAY in os.environ or has_ended(0):  # noqa: SLF001
+        return False
+    return not SparkContext._jvm.org.apache.spark.util.Utils.classIsLoadable(class_name)  # noqa: SLF001
 
 
 def _inherited(locks: Iterable[Path]) -> list[int]:

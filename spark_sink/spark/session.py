@@ -19,7 +19,7 @@ import time
 import zipfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
@@ -41,6 +41,7 @@ __all__ = [
     "active",
     "build",
     "check",
+    "check_jvm",
     "check_reach",
     "copy",
     "ended_error",
@@ -119,8 +120,8 @@ def build(
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
     spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
     about what is being done. ``locks`` are lock files: what this process holds of them when it is killed, its JVM holds until its
-    own end. ``on_made`` gets the session if it was made here: nobody else stops it. Raises InitError if Java, pyspark or Delta Lake
-    is missing.
+    own end. ``on_made`` gets the session if it was made here: nobody else stops it, once it fits. Raises InitError if Java, pyspark
+    or Delta Lake is missing.
     """
     try:
         from spark_sink.spark.existing import existing
@@ -131,6 +132,7 @@ def build(
         if spark is not None:
             check(spark, format)
             return spark
+        check_jvm(format)
         settings, conf = _settings_to_start(app_name, master, format, dict(conf or {}), jars_dir, ui=ui)
         return _start(settings, conf, format, on_step or (lambda _step: None), locks, on_made or (lambda _spark: None))
 
@@ -189,12 +191,12 @@ def _start(
             jvm.start(settings, on_step, locks)
         on_step("starting Spark")
         with SparkSession.Builder._lock:  # noqa: SLF001 - the builder holds it itself, and does not tell whose session it returns
-            spark = existing()  # the program may have made one while the JVM started
+            spark = there = existing()  # the program may have made one while the JVM started
             if spark is None:
                 spark = builder.getOrCreate()
                 on_made(spark)
         jvm.log_lost_connections(spark.sparkContext)
-        check(spark, format)  # here Spark reads those settings that it did not need before
+        (_check_new if there is None else check)(spark, format)
     except CdcpipeError:
         raise
     except Exception as ex:
@@ -216,6 +218,27 @@ def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str,
     if not has_reason:
         jvm.show_held()
     return error
+
+
+def _check_new(spark: SparkSession, format: str) -> None:  # noqa: A002
+    """Check a session that was made here; stop it if it does not fit. Otherwise each later attempt would take it, and fail, too.
+
+    It may have settings that nobody gave: those of spark-defaults.conf.
+    """
+    try:
+        check(spark, format)
+    except InitError:
+        spark.stop()
+        raise
+
+
+def check_jvm(format: str) -> None:  # noqa: A002
+    """Raise InitError if no session that this process makes can write tables in ``format``."""
+    if _needs_delta(format) and jvm.lacks(DELTA_CATALOG):
+        raise InitError(
+            "the first Spark session of this process had no Delta Lake, and Spark can't add it later",
+            hint="restart the program, or the notebook's kernel, and call spark_sink.build_session() before Spark is used",
+        )
 
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -72,3 +73,31 @@ def test_a_session_that_was_stopped_is_refused_if_it_is_given() -> None:
     """Its version and its settings can be asked all the same. A run would make its slot, and end when it uses the session."""
     with pytest.raises(InitError, match="this Spark session was stopped"):
         given.take(given_session(is_stopped=True), "parquet", {})
+
+
+def test_delta_lake_can_not_be_added_to_a_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark keeps the JVM of a session that was stopped."""
+    java = MagicMock()
+    java.org.apache.spark.util.Utils.classIsLoadable.return_value = False
+    for name, value in (("_active_spark_context", None), ("_gateway", SimpleNamespace(proc=None)), ("_jvm", java)):
+        monkeypatch.setattr(f"pyspark.SparkContext.{name}", value)
+    for make in (session.build, lambda: given.take(None, "delta", {})):
+        with pytest.raises(InitError, match="the first Spark session of this process had no Delta Lake") as raised:
+            make()
+        assert "restart the program" in str(raised.value.hint)
+    session.check_jvm("parquet")
+
+
+def test_a_new_session_that_does_not_fit_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the settings of spark-defaults.conf. The next attempt would find it, and fail for the same reason."""
+    made, builder = given_session({"spark.sql.files.ignoreCorruptFiles": "true"}.get), MagicMock()
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", builder)
+    for name in ("start", "log_lost_connections"):
+        monkeypatch.setattr(jvm, name, lambda *_: None)
+    builder.config.return_value = builder
+    builder.getOrCreate.return_value = made
+    made.stop = MagicMock()
+    with pytest.raises(InitError, match="ignoreCorruptFiles"):
+        session.build(format="parquet")
+    made.stop.assert_called_once_with()
