@@ -9,11 +9,8 @@ used here.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import shutil
-import subprocess
 import threading
 import time
 import zipfile
@@ -29,6 +26,7 @@ from spark_sink.spark import jvm, refused_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
+from spark_sink.spark.java_home import export_java, find_java
 from spark_sink.spark.java_options import java_options
 
 if TYPE_CHECKING:
@@ -53,8 +51,6 @@ __all__ = [
     "reason_of",
 ]
 
-_logger = logging.getLogger(__name__)
-
 _NEEDS_DELTA = {"delta": True, "parquet": False}
 """By table format (warehouse/formats.py), whether a session has to have Delta Lake."""
 
@@ -77,7 +73,6 @@ _NO_PACKAGES_HINT = (
     "correct --conf spark.jars.packages, let this machine reach the packages' repository, or give the jars by --jars DIR"
 )
 _PROXY_HINT = "; Java ignores https_proxy: set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'"
-_JAVA_MINIMUM = 17
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
 _DEFAULT_MASTER = "local[2]"
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -158,7 +153,7 @@ def _settings_to_start(
         _join_jars(settings, conf)
         if "spark.driver.extraJavaOptions" in conf:
             conf["spark.driver.extraJavaOptions"] = f"{java_options()} {conf['spark.driver.extraJavaOptions']}"
-        _export_java()
+        export_java()
     settings |= conf
     refused_settings.refuse(settings.get)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
@@ -324,58 +319,6 @@ def own(spark: SparkSession) -> SparkSession:
 def copy(spark: SparkSession) -> SparkSession:
     """Return another session of the same application, with a copy of the settings. Its current catalog is the default one."""
     return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has not these settings
-
-
-def find_java() -> Path:
-    """Return a Java home of version 17 or newer: from JAVA_HOME, PATH, or the directories of distributions and SDKMAN."""
-    tried: list[str] = []
-    for home in _java_homes():
-        version = _java_version(home)
-        if version is not None and version >= _JAVA_MINIMUM:
-            return home
-        tried.append(f"{home} ({'no Java that starts' if version is None else version})")
-    Path.cwd()  # without a current directory, no Java starts: then this raises FileNotFoundError
-    found = f"; found only {', '.join(tried)}" if tried else ""
-    raise InitError(
-        f"no Java {_JAVA_MINIMUM} or newer{found}",
-        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
-    )
-
-
-def _export_java() -> None:
-    """Set JAVA_HOME to the Java that `find_java` finds; warn if JAVA_HOME named another place."""
-    java, configured = find_java(), os.environ.get("JAVA_HOME")
-    if configured and java != Path(configured):
-        _logger.warning("JAVA_HOME is %s, which has no Java %d or newer: using %s", configured, _JAVA_MINIMUM, java)
-    os.environ["JAVA_HOME"] = str(java)
-
-
-def _java_homes() -> list[Path]:
-    """Return the directories that may be a Java home, best first, each once."""
-    homes: list[Path] = []
-    if configured := os.environ.get("JAVA_HOME"):
-        homes.append(Path(configured))
-    if command := shutil.which("java"):
-        homes.append(Path(command).resolve().parent.parent)
-    for directory in (
-        Path("/usr/lib/jvm"),
-        user_home() / ".sdkman/candidates/java",
-        Path("/Library/Java/JavaVirtualMachines"),
-    ):
-        if directory.is_dir():
-            homes += sorted(path.resolve() for path in directory.iterdir() if (path / "bin/java").exists())
-            homes += sorted(directory.glob("*/Contents/Home"))
-    return list(dict.fromkeys(homes))
-
-
-def _java_version(home: Path) -> int | None:
-    """Return the major version of the Java in ``home``; None if there is no Java that runs."""
-    try:
-        done = subprocess.run([home / "bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
-    return int(match[1]) if match else None
 
 
 def _settings(*, ui: bool) -> dict[str, str]:

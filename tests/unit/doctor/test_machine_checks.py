@@ -259,7 +259,7 @@ def test_packages() -> None:
 
 def test_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     judge(machine.java(), "ok Java is /")
-    monkeypatch.setattr("spark_sink.spark.session._java_homes", lambda: [tmp_path])
+    monkeypatch.setattr("spark_sink.spark.java_home._java_homes", lambda: [tmp_path])
     judge(machine.java(), "error no Java 17 or newer; found only")
 
 

@@ -19,7 +19,7 @@ from spark_sink.files.system_limits import described
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
-from spark_sink.spark import session
+from spark_sink.spark import java_home, session
 from spark_sink.spark.environment import prepare_workers
 from spark_sink.staging.log import Epoch, Position, StagingError
 from spark_sink.warehouse.errors import WarehouseError
@@ -299,11 +299,11 @@ def java(home: Path, version: str) -> Path:
 
 def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = java(tmp_path / "jdk8", "1.8.0_402")
-    monkeypatch.setattr(session, "_java_homes", lambda: [old, tmp_path / "nothing"])
+    monkeypatch.setattr(java_home, "_java_homes", lambda: [old, tmp_path / "nothing"])
     with pytest.raises(
         InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java that starts\)"
     ) as caught:
-        session.find_java()
+        java_home.find_java()
     assert "openjdk-17" in (caught.value.hint or "")
 
 
@@ -311,9 +311,9 @@ def test_where_the_current_directory_has_gone_java_is_not_to_blame(monkeypatch: 
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    monkeypatch.setattr(session, "_java_homes", lambda: [tmp_path / "nothing"])
+    monkeypatch.setattr(java_home, "_java_homes", lambda: [tmp_path / "nothing"])
     with pytest.raises(FileNotFoundError) as caught:
-        session.find_java()
+        java_home.find_java()
     assert described(caught.value) == (
         "the current directory does not exist any more",
         "change to one that exists; then start again",
@@ -329,11 +329,11 @@ def test_a_java_home_without_a_java_for_spark_is_named(
         java(named, version)
     monkeypatch.setenv("JAVA_HOME", str(named))
     monkeypatch.setenv("PATH", f"{found / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    session._export_java()
+    java_home.export_java()
     assert caplog.messages == [f"JAVA_HOME is {named}, which has no Java 17 or newer: using {found}"]
     assert os.environ["JAVA_HOME"] == str(found)
     caplog.clear()
-    session._export_java()
+    java_home.export_java()
     assert caplog.messages == []
 
 
@@ -368,7 +368,7 @@ del writer
 
 
 def test_java_is_found() -> None:
-    assert (session.find_java() / "bin/java").exists()
+    assert (java_home.find_java() / "bin/java").exists()
 
 
 @pytest.mark.parametrize(
