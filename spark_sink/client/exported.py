@@ -168,11 +168,10 @@ class ExportedSnapshot:
             child.tell_news()
             return is_stopping()
 
-        deadline = time.monotonic() + ANSWER_S
         text = b""
         while not text.endswith(_LAST_LINE):
             try:
-                data = child.read(deadline - time.monotonic(), is_stopping_now)
+                data = child.read(ANSWER_S, is_stopping_now)
             except TimeoutError:
                 raise error_of(unanswered("prepare", ANSWER_S)) from None
             if not data:

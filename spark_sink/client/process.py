@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.running_time import RunningTime
 from cdcpipe.threads import Worker
 from spark_sink.client import guard
 from spark_sink.client.failure import Failure
@@ -48,6 +49,8 @@ _SAID_LINES = 20
 """How much of a child's stderr is kept for the error message about its end."""
 _LOOK_S = 0.1
 """The pause between two calls of ``is_stopping``."""
+_TURN_S = 0.5
+"""The longest wait between two questions of `RunningTime`, so that all of it counts."""
 _END_S = 3.0
 """How long a child may take to end after SIGTERM. It may have to drop a slot that it was creating."""
 _INTERRUPTED = {128 + number: -number for number in (signal.SIGINT, signal.SIGTERM)}
@@ -240,30 +243,36 @@ class Child:
         """Return the next bytes from stdout, b"" at its end.
 
         Raises TimeoutError after ``timeout_s``, InterruptedError once ``is_stopping`` is True: also at the end of stdout, because
-        what asks us to stop may have ended the child, too.
+        what asks us to stop may have ended the child, too. For a timeout, the time in which this process was paused does not count:
+        the child may have been paused with it.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self._read(timeout_s, RunningTime(), is_stopping)
+
+    def _read(self, timeout_s: float | None, waited: RunningTime, is_stopping: Callable[[], bool] | None) -> bytes:
         poll = select.poll()
         poll.register(self.stdout_fd, select.POLLIN)
         while True:
             if is_stopping is not None and is_stopping():
                 raise InterruptedError
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise TimeoutError
-            waits_s = [each for each in (left_s, None if is_stopping is None else _LOOK_S) if each is not None]
-            if poll.poll(min(waits_s) * 1000 + 1 if waits_s else None):
+            waits_s = [] if is_stopping is None else [_LOOK_S]
+            left_s = None
+            if timeout_s is not None:
+                left_s = max(0.0, timeout_s - waited.seconds())
+                waits_s += [left_s, _TURN_S]
+            if poll.poll(min(waits_s) * 1000 if waits_s else None):
                 data = os.read(self.stdout_fd, _READ_BYTES)
                 if not data and is_stopping is not None and is_stopping():
                     raise InterruptedError
                 return data
+            if left_s == 0:
+                raise TimeoutError
 
     def read_line(self, timeout_s: float | None, is_stopping: Callable[[], bool] | None = None) -> bytes:
         """Return the next whole line from stdout, b"" at its end; raise the same errors as `read`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        waited = RunningTime()
         parts = [self._partial]
         while b"\n" not in parts[-1]:
-            data = self.read(None if deadline is None else deadline - time.monotonic(), is_stopping)
+            data = self._read(timeout_s, waited, is_stopping)
             if not data:
                 return b""
             parts.append(data)
@@ -272,9 +281,9 @@ class Child:
 
     def read_all(self, timeout_s: float, is_stopping: Callable[[], bool] | None = None) -> bytes:
         """Return everything up to the end of stdout; raise the same errors as `read`."""
-        deadline = time.monotonic() + timeout_s
+        waited = RunningTime()
         parts: list[bytes] = []
-        while data := self.read(deadline - time.monotonic(), is_stopping):
+        while data := self._read(timeout_s, waited, is_stopping):
             parts.append(data)
         return b"".join(parts)
 

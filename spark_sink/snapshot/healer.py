@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
+from cdcpipe.running_time import RunningTime
 from cdcpipe.threads import Worker
 from cdcpipe.units import format_duration
 from spark_sink.client.exported import SnapshotError
@@ -318,14 +319,14 @@ class Healer:
     def _wait_for(self, snapshot: TableSnapshot) -> None:
         """Wait for the copy. Raises its error, InterruptedError for a stop, SnapshotError if nothing is read any more."""
         last: SnapshotProgress | None = None
-        since = time.monotonic()
+        resting = RunningTime()
         while not snapshot.wait(_WAIT_S):
             if self._is_interrupted():
                 raise InterruptedError
             progress = replace(snapshot.progress, elapsed_s=0.0)
             if progress != last or progress.chunks_done >= progress.chunks > 0:
-                last, since = progress, time.monotonic()
-            elif time.monotonic() - since >= _STALLED_S:
+                last, resting = progress, RunningTime()
+            elif resting.seconds() >= _STALLED_S:
                 stalled = format_duration(_STALLED_S)
                 raise SnapshotError(f"nothing was read from the server for {stalled}", hint=_LOCKED)
 

@@ -1,6 +1,8 @@
 """The `cdcpipe` command as a child process."""
 
+import itertools
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cdcpipe import running_time
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
@@ -83,6 +86,24 @@ def test_lines_and_requests_of_any_size() -> None:
         with pytest.raises(TimeoutError):
             child.read_line(0.1)
     assert child.code == -signal.SIGTERM
+
+
+def test_an_answer_that_came_in_a_pause_of_this_process_is_read() -> None:
+    """After the pause, the time for the answer has passed."""
+    with Child(["x"], command=python("import os; os.write(1, b'ready\\n'); os.read(0, 1)")) as child:
+        poll = select.poll()
+        poll.register(child.stdout_fd, select.POLLIN)
+        assert poll.poll(DEADLINE_S * 1000)
+        assert child.read(0.0) == b"ready\n"
+        with pytest.raises(TimeoutError):
+            child.read(0.0)
+
+
+def test_a_child_that_was_paused_with_this_process_has_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = itertools.count(step=3600)
+    monkeypatch.setattr(running_time, "monotonic", lambda: float(next(paused)))
+    with Child(["x"], command=python("print('ready')")) as child:
+        assert child.read_line(1000.0) == b"ready\n"
 
 
 def test_a_child_that_does_not_end_is_killed(quick_end: None) -> None:

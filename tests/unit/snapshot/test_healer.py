@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdcpipe import running_time
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from spark_sink.client.prepare import Prepared
@@ -288,6 +289,23 @@ def test_a_copy_that_reads_nothing_is_given_up_for_now(server: Server, monkeypat
     [left] = waiting(server.house)
     assert left.failures is not None
     assert left.failures.message.startswith("nothing was read from the server for")
+
+
+def test_a_pause_of_the_process_does_not_end_a_copy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock, nothing was read for hours."""
+    asked: list[float] = []
+
+    def monotonic() -> float:
+        asked.append(3600.0 * len(asked))
+        if len(asked) == 3:
+            server.is_locked.clear()
+        return asked[-1]
+
+    monkeypatch.setattr(running_time, "monotonic", monotonic)
+    server.is_locked.set()
+    wait_for(server, A)
+    healer(server).finish()
+    assert (server.begun, waiting(server.house)) == ([["public.a"]], [])
 
 
 def test_a_stop_is_no_failure(server: Server) -> None:
