@@ -163,7 +163,7 @@ class Snapshot:
         """Stop the copy. Unfinished tables are left to the next run."""
         self._stopping = True
         while self._spark is not None and self._thread.is_alive():  # in a loop: a thread may be about to start a job
-            self._spark.sparkContext.cancelJobsWithTag(self._job_tag)
+            _cancel(self._spark, self._job_tag)
             self._thread.join(_CANCEL_INTERVAL_S)
         self._release(is_done=False)
 
@@ -341,7 +341,7 @@ class Snapshot:
                 # left out.
                 begun = [future for future in futures if not future.cancelled()]
                 while wait(begun, _CANCEL_INTERVAL_S).not_done:
-                    copying.spark.sparkContext.cancelJobsWithTag(self._job_tag)
+                    _cancel(copying.spark, self._job_tag)
                 raise
         if self._stopping:
             raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")
@@ -435,3 +435,9 @@ def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_s
     """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError if it stops while it waits."""
     with TableLock(warehouse.local_root(staging)).alone(is_stopping):
         merge.finish_snapshots(spark, warehouse)
+
+
+def _cancel(spark: SparkSession, tag: str) -> None:
+    """Cancel the jobs with a tag. A session that was stopped has none, and asking it would hide what has ended the copy."""
+    if not session.is_stopped(spark):
+        spark.sparkContext.cancelJobsWithTag(tag)

@@ -18,6 +18,7 @@ from spark_sink.snapshot.copy import Snapshot
 from spark_sink.staging import copied
 from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse.warehouse import Warehouse
+from support.given_sessions import given_session
 from support.waiting import DEADLINE_S
 
 
@@ -39,11 +40,14 @@ class Copy(Snapshot):
 def test_a_stop_cancels_also_a_job_that_is_about_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CANCEL_INTERVAL_S", 0.01)
     snapshot = Copy(tmp_path)
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobsWithTag=snapshot.cancel))
-    monkeypatch.setattr(snapshot, "_spark", spark)
+    monkeypatch.setattr(snapshot, "_spark", given_session(cancelJobsWithTag=snapshot.cancel))
     snapshot._thread.start()
     snapshot.stop()
     assert snapshot.wait(0)
+
+
+def test_a_session_that_was_stopped_hides_no_error_of_the_copy() -> None:
+    module._cancel(given_session(is_stopped=True, cancelJobsWithTag=pytest.fail), "tag")
 
 
 def test_a_stop_cancels_no_copies_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +61,7 @@ def test_a_stop_cancels_no_copies_of_another_run(tmp_path: Path, monkeypatch: py
             tags.add(tag)
             snapshot.cancel(tag)
 
-        monkeypatch.setattr(snapshot, "_spark", SimpleNamespace(sparkContext=SimpleNamespace(cancelJobsWithTag=cancel)))
+        monkeypatch.setattr(snapshot, "_spark", given_session(cancelJobsWithTag=cancel))
         snapshot._thread.start()
         snapshot.stop()
     assert len(tags) == 2
