@@ -38,7 +38,7 @@ from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
 from spark_sink.pipeline.pace import Pace
 from spark_sink.pipeline.progress import PipelineProgress
-from spark_sink.pipeline.query_end import await_end, wait_until
+from spark_sink.pipeline.query_end import await_end, is_running, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
@@ -46,7 +46,7 @@ from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
 from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch
 from spark_sink.source.server import serve_segments
-from spark_sink.spark import callbacks, jvm, session
+from spark_sink.spark import callbacks, session
 from spark_sink.staging.log import Position, former_system_ids, list_segments, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.belonging import record_staging
@@ -265,7 +265,7 @@ class Pipeline(Startable):
         """Wait for the query's end. Restart it if only its source has failed. Returns False if the time runs out first."""
         while self.query is not None:
             try:
-                if not await_end(self.query, deadline):
+                if not await_end(self.query, self.spark, deadline):
                     return False
             except Exception as ex:
                 self._serving.close()
@@ -312,7 +312,7 @@ class Pipeline(Startable):
         self._stopping.set()
         query = self.query
         with self._serving:  # it ends also if a full disk refuses to release segments
-            if query is not None and not jvm.has_ended(0) and query.isActive:
+            if query is not None and is_running(query, self.spark):
                 with self._batch_running:
                     # Wait for Spark to record the end of the micro-batch. Otherwise it logs a long error, and runs it again.
                     wait_until(query, self._is_recorded)

@@ -14,7 +14,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError
 from spark_sink.files.lock import try_lock
-from spark_sink.pipeline import fit
+from spark_sink.pipeline import fit, query_end
 from spark_sink.pipeline.failures import PipelineError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
@@ -62,6 +62,10 @@ class Clock:
         return self.now
 
 
+LONG_S = 100.0
+"""For how long a query is waited for at a time, if there is no deadline."""
+
+
 class Query:
     """A query, and the stream that starts it. It ends with each of ``ends`` in turn, each time after 10 s."""
 
@@ -82,7 +86,7 @@ class Query:
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
         self.timeouts.append(timeout)
         if not self._ends:
-            return False
+            return timeout == LONG_S  # who waits without a deadline has stopped it
         self._clock.now += 10
         end = self._ends.pop(0)
         if end is not None:
@@ -101,6 +105,8 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     for module, name in ((session, "check"), (session, "check_reach"), (datasource, "register"), (fit, "check_log")):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(session, "own", lambda spark: spark)
+    monkeypatch.setattr(session, "is_stopped", lambda _: False)
+    monkeypatch.setattr(query_end, "_LOOK_S", LONG_S)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
@@ -173,7 +179,7 @@ def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path
     query = Query(clock, Exception(LATE), None, Exception("… terminated with exception: anything else"))
     made = pipeline(query, tmp_path, monkeypatch)
     made.process_available()
-    assert query.timeouts == [None, None]
+    assert query.timeouts == [LONG_S, LONG_S]
     with pytest.raises(CdcpipeError, match="anything else"):
         made.process_available()
 
@@ -250,6 +256,15 @@ def test_a_source_that_ends_now_and_then_is_always_started_again() -> None:
     ends = SourceEnds()
     assert all(ends.warning(SparkError(KILLED), batches) for batches in range(30))
     assert [ends.warning(SparkError(KILLED), 29) is None for _ in range(10)] == [False] * 9 + [True]
+
+
+def test_a_session_that_was_stopped_ends_the_wait(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query itself waits for data for ever."""
+    made = pipeline(Query(clock), tmp_path, monkeypatch).start()
+    monkeypatch.setattr(session, "is_stopped", lambda _: True)
+    with pytest.raises(CdcpipeError, match="the Spark session was stopped, but not by its Pipeline"):
+        made.wait(50)
+    made.stop()
 
 
 def test_one_pipeline_at_a_time_writes_the_tables(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
