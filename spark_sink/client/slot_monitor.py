@@ -78,26 +78,33 @@ class Lag(NamedTuple):
 
 
 class WALHistory:
-    """When the server's WAL reached which position. A long history is thinned out: its older part becomes coarser."""
+    """When the server's WAL reached which position. A long history is thinned out: its older part becomes coarser.
 
-    def __init__(self) -> None:
+    If there was no report for more than ``stale_s``, the WAL may have grown at any time since the one before.
+    """
+
+    def __init__(self, stale_s: float = _STALE_S) -> None:
+        self._stale_s = stale_s
         self._lsns: list[int] = []
         self._times: list[float] = []
+        self._reported_at = 0.0
 
     def add(self, lsn: int, now: float) -> None:
         """Add the end of the WAL at the time ``now``. Times must not decrease. An end that has not grown is ignored.
 
         If the end is before an earlier one, this is another server, or an older copy: the history begins anew.
         """
+        before, self._reported_at = self._reported_at, now
         if self._lsns and lsn < self._lsns[-1]:
             self._lsns.clear()
             self._times.clear()
         elif self._lsns and lsn == self._lsns[-1]:
             return
+        is_late = bool(self._lsns) and now - before > self._stale_s
         self._lsns.append(lsn)
-        self._times.append(now)
+        self._times.append(before if is_late else now)  # a lag may look larger, never smaller
         if len(self._lsns) > _HISTORY_SIZE:
-            # Two entries become one with the earlier time and the greater position: a lag may look larger, never smaller.
+            # Two entries become one with the earlier time and the greater position: here, too, a lag may only look larger.
             half = _HISTORY_SIZE // 2
             self._lsns[1 : half + 1], self._times[1 : half + 1] = self._lsns[2 : half + 1 : 2], self._times[1:half:2]
 
@@ -134,7 +141,7 @@ class SlotMonitor:
         self._report: SlotReport | None = None
         self._reported_at = 0.0
         self._error: CdcpipeError | None = None
-        self._history = WALHistory()
+        self._history = WALHistory(self.stale_s)
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._child: Child | None = None

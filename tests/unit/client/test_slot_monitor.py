@@ -26,3 +26,12 @@ def test_a_server_that_has_gone_back_begins_the_history_anew() -> None:
         history.add(lsn, now)
     assert history.lag(210, 61.0) == Lag(10, 1.0)
     assert history.lag(150, 61.0) == Lag(70, 11.0, at_least=True)
+
+
+def test_a_lag_does_not_begin_at_0_after_reports_were_missing() -> None:
+    """The network was cut, or the program was stopped (docker pause), while applications wrote on."""
+    history = WALHistory()
+    for lsn, now in ((100, 1.0), (100, 99.0), (900, 2500.0), (950, 2501.0)):
+        history.add(lsn, now)
+    assert history.lag(100, 2501.0) == Lag(850, 2402.0)
+    assert history.lag(900, 2502.0) == Lag(50, 1.0)
