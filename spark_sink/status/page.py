@@ -23,6 +23,8 @@ __all__ = ["render"]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 160, 8, 22
 _DAY_S: Final = 86_400.0
+_AHEAD_S: Final = 60.0
+"""How far the clock of the machine that writes the samples may be ahead."""
 _BREAK: Final = 3.0
 """A line has a gap where two samples are further apart than this many times the usual."""
 
@@ -85,7 +87,7 @@ def render(found: Mapping[str, Any], samples: Sequence[Sample], *, refresh_s: fl
         f"<h1>{escape(title)}</h1>",
         _state(found),
         _section("Stages", _ladder(found["ladder"])),
-        _section("The last day", _charts(samples)),
+        _section("The last day", _charts(samples, datetime.fromisoformat(found["time"]).timestamp())),
         _section("Tables", _tables(found["tables"])),
         _section("Where", _places(found)),
         f"<footer>cdcpipe-spark status at {escape(found['time'])}</footer>",
@@ -133,7 +135,9 @@ def _ladder(rungs: Sequence[Mapping[str, Any]]) -> str:
     return _table(("stage", "position", "behind", "", "time", "newest commit"), rows)
 
 
-def _charts(samples: Sequence[Sample]) -> str:
+def _charts(samples: Sequence[Sample], now: float) -> str:
+    # A sample from later was written while the machine's clock was wrong. It would count as the end of the last day.
+    samples = [sample for sample in samples if sample.time <= now + _AHEAD_S]
     if not samples:
         return ""
     samples = [sample for sample in samples if sample.time > samples[-1].time - _DAY_S]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,14 @@ def test_the_charts_have_the_samples_and_their_gaps(found: dict[str, Any]) -> No
 def test_the_charts_end_with_the_last_day(found: dict[str, Any]) -> None:
     (line,) = charts(render(found, samples(0.0, 60.0, 86_460.0, 86_520.0)))["lag behind the server"]
     assert len(line.split()) == 3
+
+
+def test_a_sample_from_the_future_is_not_drawn(found: dict[str, Any]) -> None:
+    """The clock was two days ahead when the machine started. For these two days the charts had this one point."""
+    drawn = samples(0.0, 60.0)
+    later = samples(datetime.fromisoformat(found["time"]).timestamp() + 2 * 86_400.0)
+    assert render(found, [*drawn, *later]) == render(found, drawn)
+    assert render(found, later) == render(found, [])
 
 
 def test_what_is_unknown_has_no_chart(found: dict[str, Any]) -> None:
