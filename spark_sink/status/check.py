@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable
 from cdcpipe.units import format_duration, format_size
 
@@ -111,7 +112,9 @@ def unknown(words: str) -> Alert:
 def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
     """Return the alert for a result of `describe`."""
     alert = Alert()
-    if found["server_error"] is not None:
+    if found["server_error_code"] == ExitCode.SLOT_NOT_EXIST:
+        alert.add(State.CRITICAL, _missing_slot(found))
+    elif found["server_error"] is not None:
         alert.add(State.UNKNOWN, f"the server can't be asked: {found['server_error']}")
     if found["source"] is None:
         alert.add(State.UNKNOWN, f"{found['staging']} has no log yet")
@@ -127,6 +130,12 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
         _judge_lag(alert, found["ladder"], slot, limits, is_asked=found["server"] is not None)
         _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
+
+
+def _missing_slot(found: Mapping[str, Any]) -> str:
+    """Say that the server has answered, but has no such slot. It does not say which server it is."""
+    has = "" if found["account"] is None else f"; the log has everything only up to {found['account']}"
+    return f"{found['server_error']}: later changes are lost, unless this is the wrong server{has}"
 
 
 def _judge_silence(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:

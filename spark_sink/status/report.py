@@ -83,6 +83,7 @@ def describe(
         },
         "server": None if report is None else report.found,
         "server_error": None if server_error is None else server_error.message,
+        "server_error_code": None if server_error is None else int(server_error.exit_code),
         "ladder": [_rung(rung) for rung in rungs],
         "begin": str(segments[0].start if segments else end) if end is not None else None,
         "end": None if end is None else str(end),

@@ -50,6 +50,9 @@ def test_a_log_that_falls_behind(database: postgres.Database, tmp_path: Path) ->
         # The change that the log lacks is no older than the newest that it has.
         code, line = check("--staging", staging, "-d", database.dsn, "--max-lag", "0")
         assert (code, " behind (limit 0 s)" in line) == (2, True), line
+        connection.execute("select pg_drop_replication_slot('check_s')")
+        code, line = check("--staging", staging, "-d", database.dsn)
+        assert (code, "'check_s' does not exist: later changes are lost, unless" in line) == (2, True), line
     code, line = check("--staging", staging, "-d", f"{database.dsn} port=1", "--max-lag", "60")
     assert (code, line.startswith("CDCPIPE UNKNOWN: the server can't be asked")) == (3, True)
     code, line = check("--staging", staging)

@@ -45,6 +45,7 @@ def found(tables: int = 40, **other: Any) -> dict[str, Any]:
         "source": {"system_id": "7", "timeline": 1, "database": "shop", "slot": "shop_cdc", "publications": ["shop"]},
         "server": None,
         "server_error": None,
+        "server_error_code": None,
         "ladder": rungs,
         "gaps": [],
         "waiting": [],
