@@ -127,7 +127,8 @@ def judge(found: Mapping[str, Any], limits: Limits) -> Alert:
         _judge_silence(alert, found, limits)
         if words := moved_slot(found):
             alert.add(State.CRITICAL, words)
-        _judge_lag(alert, found["ladder"], slot, limits, is_asked=found["server"] is not None)
+        _judge_other_reader(alert, found)
+        _judge_lag(alert, found, limits)
         _judge_wal(alert, found["server"], slot, limits.wal_bytes)
     return alert
 
@@ -189,14 +190,25 @@ def _judge_waiting(alert: Alert, waiting: Sequence[Mapping[str, Any]]) -> None:
         alert.add(State.WARNING, f"table {first['table']} waits for a copy of its rows: {why}{failed}{more}")
 
 
-def _judge_lag(alert: Alert, ladder: list[Mapping[str, Any]], slot: str, limits: Limits, *, is_asked: bool) -> None:
+def _judge_other_reader(alert: Alert, found: Mapping[str, Any]) -> None:
+    """Add a finding if another program streams from the slot: what it confirms is lost for the log."""
+    server = found["server"]
+    if found["launcher"] is None and server is not None and server["active"]:
+        slot = found["source"]["slot"]
+        alert.add(State.WARNING, f"another program uses slot {slot}: no launcher runs here, but the slot is in use")
+
+
+def _judge_lag(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
     """Judge the stage that is furthest behind: behind the server, or behind the log if the server was not asked.
 
     The log stays as it is while a launcher does not reach its server. So it does not tell that a limit is kept.
     """
-    behind = "behind" if is_asked else "behind the log"
+    ladder, slot = found["ladder"], found["source"]["slot"]
+    behind = "behind the log" if found["server"] is None else "behind"
     missing = [rung["rung"] for rung in ladder if rung["position"] is None and rung["rung"] != "sent"]
-    seconds = [rung["behind_seconds"] for rung in ladder if rung["behind_seconds"] is not None and not _is_on_the_way(rung, ladder)]
+    timed = [rung for rung in ladder if rung["behind_seconds"] is not None]
+    # Without a launcher, it is another program that gets what the server sends.
+    seconds = [rung["behind_seconds"] for rung in timed if found["launcher"] is None or not _is_on_the_way(rung, ladder)]
     sizes = [rung["behind_bytes"] for rung in ladder if rung["behind_bytes"] is not None]
     is_untimed = any(rung["behind_seconds"] is None and rung["behind_bytes"] for rung in ladder)
     if seconds:

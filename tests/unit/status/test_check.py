@@ -16,7 +16,13 @@ def rung(name: str, behind: int | None = 0, seconds: float | None = 0.0, *, at_m
     return {"rung": name, "position": position, "behind_bytes": behind, "behind_seconds": seconds, "at_most": at_most}
 
 
-SERVER = {"wal_lsn": "0/3000000", "confirmed_flush_lsn": "0/2000000", "restart_lsn": "0/1000000", "wal_status": "reserved"}
+SERVER = {
+    "wal_lsn": "0/3000000",
+    "confirmed_flush_lsn": "0/2000000",
+    "restart_lsn": "0/1000000",
+    "wal_status": "reserved",
+    "active": False,
+}
 BEHIND = [rung("server"), rung("sent"), rung("confirmed"), rung("sealed"), rung("changelog", 10 * KB, 75.0)]
 
 
@@ -144,6 +150,19 @@ CASES = [
         CRITICAL,
         "25 h behind",
         id="what is missing is sent by nobody",
+    ),
+    pytest.param(
+        found(
+            rung("server"),
+            rung("sent", 5, 9e4, at_most=True),
+            rung("sealed", 70, 9e4, at_most=True),
+            launcher=None,
+            server=SERVER | {"active": True},
+        ),
+        Limits(lag_s=S60),
+        CRITICAL,
+        "25 h behind (limit 60 s); another program uses slot shop_cdc: no launcher runs here, but the slot is in use",
+        id="what is missing has been sent to another program",
     ),
     pytest.param(
         found(rung("server"), waiting=[waiting("public.a"), waiting("public.b", failures=2)]),
