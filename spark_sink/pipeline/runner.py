@@ -426,7 +426,7 @@ class Runner(Background):
         has_spark_ended = self._spark is not None and jvm.has_ended(_LONGEST_END_S if is_stopping else jvm.END_S)
         if self._published.is_interrupted:
             _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")
-        elif is_stopping and has_spark_ended:
+        elif is_stopping and has_spark_ended and not jvm.was_killed():
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
             self._error = explained(ex)

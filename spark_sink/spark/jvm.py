@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-__all__ = ["END_S", "at_start", "has_ended", "lacks", "log_lost_connections", "output", "show_held", "shown_on_error", "start"]
+__all__ = [
+    "END_S",
+    "at_start",
+    "has_ended",
+    "lacks",
+    "log_lost_connections",
+    "output",
+    "show_held",
+    "shown_on_error",
+    "start",
+    "was_killed",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +132,14 @@ def has_ended(timeout_s: float) -> bool:
     if ended and _output is not None:
         _output.take()  # its last words come before our error
     return ended
+
+
+def was_killed() -> bool:
+    """Tell whether SIGKILL has ended the JVM of this process: no request to stop does that, but a lack of memory does."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - as in `has_ended`
+    return process is not None and process.poll() == -signal.SIGKILL
 
 
 def log_lost_connections(context: SparkContext) -> None:

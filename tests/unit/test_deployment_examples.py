@@ -52,6 +52,7 @@ def test_the_unit_has_what_the_program_does() -> None:
     assert settings["WatchdogSec"]
     assert settings["ExecStart"] == "/opt/cdcpipe/bin/cdcpipe-spark run --config /etc/cdcpipe/%i.toml --log-format json"
     assert settings["KillMode"] == "mixed"
+    assert settings["OOMPolicy"] == "continue"  # by default, a process that is killed for lack of memory is a stop in order
     # A database that is away for an hour must not end the service for good; a wrong option does.
     assert (settings["Restart"], settings["StartLimitIntervalSec"]) == ("on-failure", "0")
     assert settings["RestartPreventExitStatus"] == "1"

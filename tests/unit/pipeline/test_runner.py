@@ -5,6 +5,7 @@ import fcntl
 import math
 import os
 import re
+import subprocess
 from contextlib import closing, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -342,6 +343,20 @@ def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     made._take_error(RuntimeError("a result of the stop"))
     assert last_error.read(tmp_path / "staging") is None
     assert made.error is None
+
+
+def test_a_lack_of_memory_during_a_stop_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """systemd stops a service when the kernel kills one of its processes. It looked like a stop in order, each time."""
+    made = noted(tmp_path)
+    made._stopping.set()
+    monkeypatch.setattr(made, "_spark", object())
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr("pyspark.SparkContext._gateway", SimpleNamespace(proc=process))
+        process.kill()
+        made._take_error(RuntimeError("a result of the kill"))
+    found = last_error.read(tmp_path / "staging")
+    assert found is not None
+    assert found["message"] == "Spark's JVM has ended while it was needed"
 
 
 class Ended:
