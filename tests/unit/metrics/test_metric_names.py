@@ -85,6 +85,13 @@ def test_alerts_hold_across_restarts_of_what_they_watch() -> None:
         assert re.search(r"(changes|max_over_time)\([^)]*\[\d+m\]\)", rule["expr"])
 
 
+def test_a_transaction_that_is_open_for_long_is_no_lag() -> None:
+    """Nothing is sealed meanwhile, so the lag in seconds grows."""
+    of_log, of_tables = (rule["expr"] for rule in RULES if rule["alert"] in ("CdcpipeLogBehind", "CdcpipeTablesBehind"))
+    assert 'unless ignoring (stage) (cdcpipe_lag_bytes{stage="sent"} <= 16777216 and' in of_log
+    assert 'group_left () cdcpipe_lag_bytes{stage="sealed"}' in of_tables
+
+
 def test_a_slow_reader_is_not_a_blocked_one() -> None:
     [rule] = [rule for rule in RULES if rule["alert"] == "CdcpipeReaderBlocked"]
     assert "and rate(cdcpipe_stream_bytes_total[5m]) == 0" in rule["expr"]
