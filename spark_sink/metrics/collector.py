@@ -180,7 +180,7 @@ def _launcher(launcher: Launcher) -> Iterator[Reading]:
     yield metrics.RESTARTS.reading(progress.restarts)
     yield metrics.GAPS.reading(progress.gaps)
     if progress.last_error_at is not None:
-        yield metrics.LAST_ERROR.reading(progress.last_error_at, "streamer", str(progress.last_error_code))
+        yield metrics.LAST_ERROR.reading(progress.last_error_at, "streamer", str(progress.last_error_code), last_error.OTHER)
 
 
 class _Staging:
@@ -216,4 +216,5 @@ def _last_command(root: Path) -> Iterator[Reading]:
     error = last_error.read(root)
     if error is not None:
         at = datetime.fromisoformat(error["time"]).timestamp()
-        yield metrics.LAST_ERROR.reading(at, "command", str(error["exit_code"]))
+        # An older version has recorded no kind.
+        yield metrics.LAST_ERROR.reading(at, "command", str(error["exit_code"]), error.get("kind", last_error.OTHER))

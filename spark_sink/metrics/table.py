@@ -36,8 +36,8 @@ GAPS: Final = Metric("cdcpipe_gaps", "counter", "Gaps in the stream that were fo
 LAST_ERROR: Final = Metric(
     "cdcpipe_last_error_timestamp_seconds",
     "gauge",
-    "When the last error came: part streamer, or command for the last run or land; code is its exit code.",
-    ("part", "code"),
+    "When the last error came: part streamer, or command for the last run or land; code is its exit code, kind lost_slot or other.",
+    ("part", "code", "kind"),
 )
 CHANGES: Final = Metric("cdcpipe_table_changes", "counter", "Changes that each changelog got since the start.", ("table",))
 MESSAGES: Final = Metric("cdcpipe_messages", "counter", "Logical messages that their changelog got since the start.")

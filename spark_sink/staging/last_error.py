@@ -13,7 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, LostSlotError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.files.local import DamagedFileError, read_json, write_json
 from spark_sink.staging.lock import is_own, lock_owner
@@ -21,11 +21,14 @@ from spark_sink.staging.lock import is_own, lock_owner
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["clear", "note", "read"]
+__all__ = ["LOST_SLOT", "OTHER", "clear", "note", "read"]
 
 _logger = logging.getLogger(__name__)
 
 _NAME = "last_error.json"
+
+LOST_SLOT, OTHER = "lost_slot", "other"
+"""The kinds of errors. The exit code of a lost slot is that of a wrong password, too, and an alert has to know it."""
 
 
 def note(root: Path, command: str, error: BaseException) -> None:
@@ -33,6 +36,7 @@ def note(root: Path, command: str, error: BaseException) -> None:
     if _is_in_use(root):
         return
     found: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command}
+    found["kind"] = LOST_SLOT if isinstance(error, LostSlotError) else OTHER
     if isinstance(error, CdcpipeError):
         found |= {"message": error.message, "hint": error.hint, "exit_code": int(error.exit_code)}
     else:  # the text of another exception may contain values of rows
@@ -66,5 +70,5 @@ def _is_in_use(root: Path) -> bool:
 
 
 def read(root: Path) -> dict[str, Any] | None:
-    """Return the recorded error (time, command, message, hint, exit_code); None if there is none."""
+    """Return the recorded error (time, command, kind, message, hint, exit_code); None if there is none."""
     return read_json(root / _NAME)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.exposition import Address
 from cdcpipe.measures import Metric
 from spark_sink.client.slot_monitor import SlotMonitor
@@ -57,7 +57,7 @@ def test_a_busy_slot_is_not_taken_for_a_server_that_does_not_answer(monkeypatch:
         until(lambda: read(collected)[table.RESTARTS, ()] == 2, "another attempt")
         found = read(collected)
         assert (found[table.SERVER_UP, ()], found[table.SLOT_ACTIVE, ()]) == (True, True)
-        assert (table.LAST_ERROR, ("streamer", "9")) in found
+        assert (table.LAST_ERROR, ("streamer", "9", "other")) in found
         assert not {metric for metric, _ in found} & {table.STAGING, table.LAG_BYTES}
         made.request_stop()
 
@@ -78,6 +78,19 @@ def test_an_address_at_which_nothing_can_listen_is_the_last_error(tmp_path: Path
     noted = last_error.read(tmp_path)
     assert noted is not None
     assert (noted["command"], noted["message"], noted["exit_code"]) == ("land", raised.value.message, 7)
+
+
+def test_a_lost_slot_is_told_apart_from_other_errors_with_its_exit_code(tmp_path: Path) -> None:
+    """The process ends some seconds after the loss: only what it leaves tells of it at a later scrape."""
+    config = LauncherConfig("s", tmp_path, ("p",))
+    collected = LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot))
+    for error, kind in ((LostSlotError("lost"), "lost_slot"), (InitError("no password"), "other")):
+        last_error.note(tmp_path, "land", error)
+        assert (table.LAST_ERROR, ("command", "2", kind)) in read(collected)
+    (tmp_path / "last_error.json").write_text(
+        '{"time": "2026-03-01T12:00:00Z", "command": "run", "message": "", "hint": null, "exit_code": 2}'
+    )
+    assert (table.LAST_ERROR, ("command", "2", "other")) in read(collected)
 
 
 def test_segments_are_not_counted_at_each_scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

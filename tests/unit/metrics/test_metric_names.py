@@ -79,7 +79,7 @@ def test_alerts_see_one_pipeline_of_two_that_ends_and_a_gap_at_the_start() -> No
 
 def test_alerts_hold_across_restarts_of_what_they_watch() -> None:
     """A pipeline that fails after each start answers for some seconds each time, so that ``for`` never ends."""
-    for name in ("CdcpipeStartsAgainAndAgain", "CdcpipeEndedWithError"):
+    for name in ("CdcpipeStartsAgainAndAgain", "CdcpipeEndedWithError", "CdcpipeSlotLost"):
         [rule] = [rule for rule in RULES if rule["alert"] == name]
         assert "for" not in rule
         assert re.search(r"(changes|max_over_time)\([^)]*\[\d+m\]\)", rule["expr"])
