@@ -97,6 +97,8 @@ class Progress:
     """The exit code of the streamer that ended with it."""
     gaps: int = 0
     """How many gaps this launcher has found and passed."""
+    is_ahead: bool = False
+    """Whether the log ends beyond the server's WAL, so that the stream waits: then nobody knows what the log lacks."""
 
     @property
     def has_received(self) -> bool:
@@ -204,12 +206,13 @@ class Launcher(Background):
             self.register()
             # Only now: the opening counts changes in segments if the server has gone back.
             remove_consumed(config.staging, config.retention)
-            self._note(position=opening.position, gaps=opening.gaps)
+            self._note(position=opening.position, gaps=opening.gaps, is_ahead=opening.is_ahead(prepared))
             self.prepared = prepared
             self._ready.set()
             sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention, self.seals)
             try:
                 while prepared is not None and opening.await_wal(prepared):
+                    self._note(is_ahead=False)
                     failure = self._stream(writer, sealer, prepared, opening.take_streamer())
                     sealer.rest()
                     if failure is not None and failure.is_rewound:
@@ -217,7 +220,9 @@ class Launcher(Background):
                     elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
                     prepared = opening.reopen(prepared)
-                    self._note(position=max(opening.position, self._progress.position or opening.position), gaps=opening.gaps)
+                    position = max(opening.position, self._progress.position or opening.position)
+                    is_ahead = prepared is not None and opening.is_ahead(prepared)
+                    self._note(position=position, gaps=opening.gaps, is_ahead=is_ahead)
             finally:
                 sealer.close()
 

@@ -167,6 +167,10 @@ class Opening:
             found = self._prepare()
         return found is not None and not self._stopping.is_set()
 
+    def is_ahead(self, prepared: Prepared) -> bool:
+        """Tell whether the stream has to wait as in `await_wal`: the log ends beyond the WAL of a server that was promoted."""
+        return self._resume_lsn() > prepared.wal_lsn
+
     def _resume_lsn(self) -> int:
         """Return the end of the log if its last changes never happened on this server, and nothing has come since; else 0."""
         epochs, end = list_epochs(self._config.staging), log_end(self._config.staging)

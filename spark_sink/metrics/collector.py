@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["LandMetrics", "RunMetrics"]
 
 _WAL_STATUS = ("reserved", "extended", "unreserved", "lost")
+_OF_SERVER = ("server", "sent", "confirmed")
 _SHORT_S, _REST = 0.05, 50
 """A count of the segments that takes longer is not repeated for this many times as long: so counts take at most 2 % of a CPU."""
 
@@ -83,7 +84,10 @@ class LandMetrics:
     def _rungs(
         self, report: SlotReport | None, now: float, tables: list[tuple[str, Position | None]]
     ) -> tuple[list[Reading], dict[str, int]]:
-        """Return the positions and lags of all stages, and up to which LSN each stage has everything. Without a report no lags."""
+        """Return the positions and lags of all stages, and up to which LSN each stage has everything.
+
+        There are no lags without a report, and none of a log that is ahead of the server: it lacks what the server writes now.
+        """
         recorded = account.read(self._launcher.config.staging)
         sealed = self._launcher.progress.position
         recorded = recorded.of_log(0 if sealed is None else sealed.lsn)
@@ -92,7 +96,8 @@ class LandMetrics:
             if rung.position is None:
                 continue
             found.append(POSITION.reading(LSN.parse(rung.position.rpartition(":")[2]), rung.name))
-            if report is not None and rung.behind_bytes is not None:
+            is_known = rung.name in _OF_SERVER or not self._launcher.progress.is_ahead
+            if report is not None and rung.behind_bytes is not None and is_known:
                 reached[rung.name] = report.wal_lsn - rung.behind_bytes
                 found.append(metrics.LAG_BYTES.reading(rung.behind_bytes, rung.name))
                 if (lag := self._monitor.lag(reached[rung.name], now)) is not None:
@@ -118,6 +123,8 @@ class RunMetrics(LandMetrics):
             yield metrics.SNAPSHOT_TABLES.reading(snapshot.tables, "all")
             yield metrics.SNAPSHOT_TABLES.reading(snapshot.tables_done, "done")
             yield metrics.SNAPSHOT_ROWS.reading(snapshot.rows)
+        if runner.has_open_gap is not None:
+            yield metrics.GAP_OPEN.reading(runner.has_open_gap)
         if running is not None:
             yield metrics.WAITING.reading(runner.waiting)
             yield metrics.MESSAGES.reading(running.progress.messages)
@@ -135,7 +142,7 @@ class RunMetrics(LandMetrics):
         replicas = running.replicas()
         found, reached = self._rungs(report, now, _tables(running, position, replicas))
         yield from found
-        if report is None:
+        if report is None or "changelog" not in reached:
             return
         for table, lsn in replicas.items():
             name = str(running.shown(table))

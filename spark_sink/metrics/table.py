@@ -33,6 +33,9 @@ STAGING: Final = Metric("cdcpipe_staging_bytes", "gauge", "Size of the segments 
 STAGING_SEGMENTS: Final = Metric("cdcpipe_staging_segments", "gauge", "Number of the segments in the staging directory.")
 RESTARTS: Final = Metric("cdcpipe_restarts", "counter", "How often the streamer was started again since the start.")
 GAPS: Final = Metric("cdcpipe_gaps", "counter", "Gaps in the stream that were found and passed since the start.")
+GAP_OPEN: Final = Metric(
+    "cdcpipe_gap_open", "gauge", "1 if the tables lack changes because of a gap, and were not copied since, else 0."
+)
 LAST_ERROR: Final = Metric(
     "cdcpipe_last_error_timestamp_seconds",
     "gauge",
@@ -87,6 +90,7 @@ RUN: Final = (
     TABLE_LAG_BYTES,
     TABLE_LAG_SECONDS,
     WAITING,
+    GAP_OPEN,
     SNAPSHOT_TABLES,
     SNAPSHOT_ROWS,
 )

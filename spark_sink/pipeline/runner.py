@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from cdcpipe.threads import Background
-from cdcpipe.units import counted
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
@@ -40,7 +39,7 @@ from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
-from spark_sink.snapshot.gap import GapSnapshot
+from spark_sink.snapshot.gap import GapSnapshot, in_words
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
@@ -123,6 +122,8 @@ class Runner(Background):
         self._gaps_healed = 0
         self._gap_copy: Snapshot | None = None
         """The copies that run after a gap; None if none do."""
+        self.has_open_gap: bool | None = None
+        """Whether the tables lack changes because of a gap, and were not copied since; None until that is known."""
         self.pipeline = None
         self._healer: Healer | None = None
         self._is_complete = False
@@ -172,7 +173,7 @@ class Runner(Background):
             self._snapshot.progress if self._snapshot.is_needed else None,
             self._untouched if pipeline is None else pipeline.progress,
             self._lag(pipeline),
-            self._step if gap_copy is None else _gap_step(gap_copy.progress),
+            self._step if gap_copy is None else in_words(gap_copy.progress),
         )
 
     # --- the runner's thread ---
@@ -325,7 +326,8 @@ class Runner(Background):
         pipeline.pass_gap()
         snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
         assert self.launcher.prepared is not None
-        if snapshot.record_if_healed(self.launcher.prepared.tables):
+        self.has_open_gap = not snapshot.record_if_healed(self.launcher.prepared.tables)
+        if not self.has_open_gap:
             return
         self._gap_copy = snapshot
         try:
@@ -336,6 +338,7 @@ class Runner(Background):
                     return
                 self._copy(spark, snapshot)
                 pipeline.take_copied(snapshot.copied)
+                self.has_open_gap = self._stopping.is_set()
         finally:
             self._gap_copy = None
 
@@ -452,8 +455,9 @@ class Runner(Background):
         if pipeline is None:
             return None
         now = time.monotonic()
-        report, sealed, position = self.monitor.report(now), self.launcher.progress.position, pipeline.progress.position
-        if report is None or sealed is None or position is None:
+        progress, report, position = self.launcher.progress, self.monitor.report(now), pipeline.progress.position
+        sealed = progress.position
+        if report is None or sealed is None or position is None or progress.is_ahead:
             return None
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
@@ -477,12 +481,6 @@ def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkee
         keep_history_s=config.keep_history_s,
         clustering=config.cluster_replicas,
     )
-
-
-def _gap_step(copies: SnapshotProgress) -> str:
-    """Return in words how far the copies after a gap are."""
-    done = f": {copies.chunks_done} of {counted(copies.chunks, 'chunk')}" if copies.chunks else ""
-    return f"copying the tables after a gap{done}"
 
 
 def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> samples.Counts:

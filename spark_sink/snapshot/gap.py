@@ -16,6 +16,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cdcpipe.units import counted
 from spark_sink.client.prepare import look_up
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 
     from spark_sink.client.exported import ExportedSnapshot
     from spark_sink.launcher.config import LauncherConfig
+    from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["GapSnapshot"]
+__all__ = ["GapSnapshot", "in_words"]
 
 _logger = logging.getLogger(__name__)
 
@@ -101,3 +103,9 @@ class GapSnapshot(Snapshot):
 
     def _finish(self) -> None:
         gaps.record_healed(self.warehouse, self._gap_end_lsn)
+
+
+def in_words(copies: SnapshotProgress) -> str:
+    """Return in words how far the copies after a gap are."""
+    done = f": {copies.chunks_done} of {counted(copies.chunks, 'chunk')}" if copies.chunks else ""
+    return f"copying the tables after a gap{done}"

@@ -954,10 +954,12 @@ def test_a_launcher_that_is_started_during_the_wait_for_the_wal_waits_too(
     made.set_turns([promoted | {"wal_lsn": "0/500"}] * 1000)
     for on_gap in ("resnapshot", "stop", "stop"):
         caplog.clear()
-        with Launcher(made.config(on_gap=on_gap)):
+        with Launcher(made.config(on_gap=on_gap)) as launcher:
             until(lambda: "the stream begins when it has passed" in caplog.text)
+            assert launcher.progress.is_ahead
     assert all(start[0] == "prepare" for start in made.starts[before:])
     made.set_turns([promoted | {"wal_lsn": "0/900"}] * 1000)
-    assert made.run().progress.gaps == 0
+    progress = made.run().progress
+    assert (progress.gaps, progress.is_ahead) == (0, False)
     made.check(WORK)
     assert sum(epoch.gap is not None for epoch in list_epochs(made.staging)) == 1

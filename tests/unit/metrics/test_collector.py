@@ -9,8 +9,8 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.exposition import Address
-from cdcpipe.measures import Metric
-from spark_sink.client.slot_monitor import SlotMonitor
+from cdcpipe.measures import POSITION, Metric
+from spark_sink.client.slot_monitor import SlotMonitor, SlotReport
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.metrics import collector, table
@@ -91,6 +91,19 @@ def test_a_lost_slot_is_told_apart_from_other_errors_with_its_exit_code(tmp_path
         '{"time": "2026-03-01T12:00:00Z", "command": "run", "message": "", "hint": null, "exit_code": 2}'
     )
     assert (table.LAST_ERROR, ("command", "2", "other")) in read(collected)
+
+
+def test_a_log_that_is_ahead_of_its_server_has_no_lag(tmp_path: Path) -> None:
+    """The server has gone back, and the stream waits. All stages seemed to have everything, while applications wrote on."""
+    config = LauncherConfig("s", tmp_path, ("p",))
+    launcher, monitor = Launcher(config), SlotMonitor(config.connection, config.slot)
+    monitor._take(SlotReport.parse(json.dumps(REPORT).encode()))
+    for is_ahead, stages in ((False, {"server", "sent", "confirmed", "sealed"}), (True, {"server", "sent", "confirmed"})):
+        launcher._note(position=Position(2, 0x600), is_ahead=is_ahead)
+        found = read(LandMetrics(launcher, monitor))
+        assert {labels[0] for metric, labels in found if metric is table.LAG_BYTES} == stages
+        assert {labels[0] for metric, labels in found if metric is table.LAG_SECONDS} == stages
+        assert (POSITION, ("sealed",)) in found
 
 
 def test_segments_are_not_counted_at_each_scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
