@@ -125,6 +125,8 @@ class Launcher(Background):
         """How long it took to make each segment durable."""
         self._progress = Progress()
         self._child: Streamer | None = None
+        self._asked_at = 0.0
+        """When the server was first asked for its position, in seconds since 1970: with available_now the log ends there."""
         self._is_complete = False
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
@@ -199,6 +201,7 @@ class Launcher(Background):
                 read_copied_lsn=self.read_copied_lsn,
             )
             stack.callback(opening.close)
+            self._asked_at = time.time()
             prepared = opening.open()
             if prepared is None:
                 return
@@ -283,7 +286,7 @@ class Launcher(Background):
             return Failure(ExitCode.PG_ERROR, broken.message)
         if failure.code == ExitCode.SUCCESS and (at_end or is_asked):
             if at_end:
-                account.record(self.config.staging, prepared.wal_lsn, writer.end_lsn)
+                account.record(self.config.staging, prepared.wal_lsn, writer.end_lsn, self._asked_at)
                 self._is_complete = True
             return None
         if is_asked:

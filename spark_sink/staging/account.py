@@ -20,6 +20,7 @@ The account is also what ``as-of`` and ``status`` know about a log that is compl
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -39,7 +40,10 @@ _NAME = "known.json"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is recorded: the LSN, and when it was recorded (seconds since 1970). Both are 0 if nothing is recorded."""
+    """What is recorded: the LSN, and when the log had everything of the server up to there; both are 0 if nothing is recorded.
+
+    The time is in seconds since 1970. While the server sends what is older, it is later than the truth (status/ladder.py).
+    """
 
     lsn: int = 0
     time: float = 0.0
@@ -51,15 +55,16 @@ class Account:
         return Account() if self.end_lsn > end_lsn else self
 
 
-def record(root: Path, lsn: int, end_lsn: int = 0) -> bool:
+def record(root: Path, lsn: int, end_lsn: int = 0, at: float | None = None) -> bool:
     """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed.
 
-    ``end_lsn`` is the end of the log's segments; 0 if it is not known now.
+    ``end_lsn`` is the end of the log's segments; 0 if it is not known now. ``at`` is when the server's WAL was no further than
+    ``lsn``, in seconds since 1970; None for now.
     """
     try:
         found = read(root)
         if lsn > found.lsn:
-            _write(root, lsn, max(end_lsn, found.end_lsn))
+            _write(root, lsn, max(end_lsn, found.end_lsn), time.time() if at is None else at)
     except OSError as ex:
         _logger.warning("cannot record the known position of the log in %s: %s", root, ex)
         return False
@@ -70,7 +75,7 @@ def cut(root: Path, lsn: int) -> None:
     """Lower the account to ``lsn``, if it is beyond: what the server wrote after ``lsn`` has not happened. Raises OSError."""
     found = read(root)
     if found.lsn > lsn:
-        _write(root, lsn, found.end_lsn)
+        _write(root, lsn, found.end_lsn, found.time)
 
 
 def settle(root: Path, end_lsn: int) -> None:
@@ -78,12 +83,13 @@ def settle(root: Path, end_lsn: int) -> None:
 
     Otherwise it would count again as soon as the log is as long as the other one was, which may have had other changes.
     """
-    if read(root).end_lsn > end_lsn:
-        _write(root, end_lsn, end_lsn)
+    found = read(root)
+    if found.end_lsn > end_lsn:
+        _write(root, end_lsn, end_lsn, found.time)
 
 
-def _write(root: Path, lsn: int, end_lsn: int) -> None:
-    write_json(root / _NAME, {"lsn": format_lsn(lsn), "end": format_lsn(end_lsn)})
+def _write(root: Path, lsn: int, end_lsn: int, at: float) -> None:
+    write_json(root / _NAME, {"lsn": format_lsn(lsn), "end": format_lsn(end_lsn), "time": round(at, 3)})
 
 
 def read(root: Path) -> Account:
@@ -96,7 +102,8 @@ def read(root: Path) -> Account:
         found = read_json(path)
         if found is None:
             return Account()
-        return Account(_parse(found.get("lsn")), path.stat().st_mtime, _parse(found.get("end", "0/0")))
+        at = float(str(found.get("time", path.stat().st_mtime)))  # an older version has written no time
+        return Account(_parse(found.get("lsn")), at, _parse(found.get("end", "0/0")))
     except (DamagedFileError, ValueError) as ex:
         _warn(str(ex))
         return Account()

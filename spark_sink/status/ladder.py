@@ -19,8 +19,8 @@ is an upper bound. For a stage that is not behind it is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.staging.commit_times import CommitTimes
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Position
 
-__all__ = ["Rung", "build"]
+__all__ = ["ON_THE_WAY_BYTES", "Rung", "build"]
+
+ON_THE_WAY_BYTES: Final = 16 << 20
+"""A walsender that is at most this far behind (one WAL segment) counts as up to date: the rest of the WAL is only just written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,9 @@ def build(
         # slot says counts only for an older version, which kept no account: another program may have moved the slot.
         confirmed_lsn = 0 if keeps_account else report.confirmed_flush_lsn or 0
         received_lsn, top = max(confirmed_lsn, known.lsn), report.wal_lsn
+        if report.sent_lsn is not None and top - report.sent_lsn > ON_THE_WAY_BYTES:
+            # The walsender catches up. It tells its own place as the end of the WAL, which the server has passed long before.
+            known = replace(known, time=0.0)
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
             rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
     if sealed is None:
@@ -91,7 +97,7 @@ def _rung(name: str, text: str, lsn: int, counted: int, top: int, times: CommitT
         return Rung(name, text, commit_time, 0, 0.0)
     missing = times.oldest_after(lsn)
     since = commit_time if missing is None else missing
-    if missing is None and known.lsn and counted >= known.lsn:
+    if missing is None and known.time and counted >= known.lsn:
         since = max(since or 0.0, known.time)
     seconds = None if since is None else max(0.0, now - since)
     return Rung(name, text, commit_time, top - counted, seconds, at_most=missing is None and since is not None)

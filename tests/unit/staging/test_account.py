@@ -1,6 +1,7 @@
 """The account of the slot: what a file that is missing, damaged or not readable now means."""
 
 import errno
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,3 +52,14 @@ def test_a_file_that_cannot_be_read_now_is_no_lost_account(tmp_path: Path, monke
             account.read(tmp_path)
         assert not account.record(tmp_path, 0x100)
     assert account.read(tmp_path).lsn == 0x200
+
+
+def test_the_time_is_when_the_server_was_there(tmp_path: Path) -> None:
+    """A run with --available-now records at its end where the server was at its start. A copy of the file has another mtime."""
+    account.record(tmp_path, 0x200, at=1000.0)
+    assert account.read(tmp_path).time == 1000.0
+    account.cut(tmp_path, 0x100)
+    assert account.read(tmp_path) == account.Account(0x100, 1000.0)
+    (tmp_path / "known.json").write_text('{"lsn": "0/300"}')  # of an older version
+    os.utime(tmp_path / "known.json", (7.0, 7.0))
+    assert account.read(tmp_path).time == 7.0
