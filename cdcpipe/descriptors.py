@@ -1,26 +1,43 @@
-"""stdin, stdout and stderr of a command, where some of them were closed at the start (`<&-`, `>&-`, `2>&-`).
+"""stdin, stdout and stderr of a command: always there, and answers are in UTF-8 and complete, or an error says why not.
 
-Both commands call `fill_closed` first. Otherwise the next file or socket would get the number of a closed descriptor, and Python
-would have no object for it.
+Both commands call `set_up` first. If a descriptor was closed at the start (`<&-`, `>&-`, `2>&-`), the next file or socket would get
+its number otherwise, and Python would have no object for it.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cdcpipe.errors import OutputError
 
-__all__ = ["STDOUT", "fill_closed", "stdout_error"]
+if TYPE_CHECKING:
+    from collections.abc import Buffer
+
+__all__ = ["STDOUT", "set_up", "stdout_error"]
 
 STDOUT: Final = 1
 _STDIN, _STDERR = 0, 2
 
 
-def fill_closed() -> None:
-    """Open the null device as stdin, stdout or stderr if they were closed at the start.
+def set_up() -> None:
+    """Make stdin, stdout and stderr usable, whatever the command was started with.
+
+    Programs read the answers, so their encoding does not depend on the locale. The same is true for requests on stdin.
+    """
+    is_stdout_closed = _fill_closed()
+    raw = _ClosedStdout() if is_stdout_closed else _Stdout(STDOUT, "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=raw.isatty())
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() != "utf-8":
+        sys.stdin.reconfigure(encoding="utf-8")
+    sys.stderr = sys.stderr or open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts until the exit
+
+
+def _fill_closed() -> bool:
+    """Open the null device as stdin, stdout or stderr if they were closed at the start. Return whether stdout was.
 
     Reading a closed stdin and writing to a closed stdout are still errors, because the null device is opened for the other
     direction. What is written to a closed stderr is dropped.
@@ -33,8 +50,7 @@ def fill_closed() -> None:
             if null != fd:
                 os.dup2(null, fd)
                 os.close(null)
-    sys.stdout = sys.stdout or io.TextIOWrapper(io.BufferedWriter(_ClosedStdout()), encoding="utf-8")
-    sys.stderr = sys.stderr or open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts until the exit
+    return sys.stdout is None
 
 
 def stdout_error() -> OutputError:
@@ -53,3 +69,17 @@ class _ClosedStdout(io.RawIOBase):
 
     def write(self, _: object) -> NoReturn:
         raise stdout_error()
+
+
+class _Stdout(io.FileIO):
+    """Says of an error that it is stdout's. A closed pipe is left to click: the reader has what it wanted, as ``head`` has."""
+
+    def write(self, data: Buffer) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as ex:
+            if ex.errno == errno.EPIPE:
+                raise
+            raise OutputError(
+                f"the answer can't be written to stdout: {ex.strerror}", hint="make room where stdout goes, or write it elsewhere"
+            ) from ex

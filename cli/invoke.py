@@ -87,7 +87,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 def main() -> NoReturn:
     """Run the command line and exit. This is the entry point of the console script."""
-    descriptors.fill_closed()
+    descriptors.set_up()
     logs.hook_exceptions("cdcpipe")
     code = invoke()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import cloup
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import json_text
+from cdcpipe.subcommands.creation import telling_of_new_slot
 from cdcpipe.subcommands.prepare import Preparation, exporting, prepare, read_stream_arguments
 from cdcpipe.units import parse_seconds
 from cli.options import CONTEXT_SETTINGS, connection_options, slot_config, slot_options
@@ -111,7 +113,8 @@ def command(
     if replace_lost and not config.create:
         raise click.UsageError("--replace-lost is for -c")
     if not export_snapshot:
-        _print(_report(prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)), indent=None if then_stream else 2)
+        found = prepare(config, in_use=in_use, quiet=quiet, with_parts=with_parts)
+        _print(found, indent=None if then_stream else 2)
         if not then_stream:
             return None
         result = ctx.find_root().command.main(read_stream_arguments(0), prog_name="cdcpipe", standalone_mode=False)
@@ -123,14 +126,15 @@ def command(
             "slot_created": export.is_slot_new,
             "connection": dict(export.connection),
         }
-        _print(_report(found) | exported)
+        _print(found, exported)
         export.hold(0, linger)
     return None
 
 
-def _print(report: dict[str, Any], indent: int | None = 2) -> None:
-    click.echo(json_text(report, indent))
-    sys.stdout.flush()
+def _print(found: Preparation, more: Mapping[str, Any] | None = None, indent: int | None = 2) -> None:
+    with telling_of_new_slot(found.slot):
+        click.echo(json_text(_report(found) | dict(more or {}), indent))
+        sys.stdout.flush()
 
 
 def _report(found: Preparation) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _complain(message: str, hint: str | None, code: ExitCode) -> ExitCode:
 
 def main() -> NoReturn:
     """Run the command line and exit. The console script calls this."""
-    descriptors.fill_closed()
+    descriptors.set_up()
     logs.hook_exceptions("cdcpipe-spark")
     code = invoke()
     # What is left in a buffer would fail again in Python's own flush at exit, with exit code 120.

@@ -139,16 +139,20 @@ def _is_to_be_replaced(connection: Connection, config: SlotConfig, slot: Slot) -
 
 @contextmanager
 def telling_of_new_slot(slot: Slot) -> Iterator[None]:
-    """Add to the hint of an error that this process has created the slot, and how to drop it."""
+    """Add to the hint of an error that this process has created the slot, and how to drop it. A closed pipe has no hint."""
+    made = (
+        f"replication slot {slot.name!r} is there now, and retains WAL until it is used or dropped"
+        f" (SELECT pg_drop_replication_slot({quote_literal(slot.name)}))"
+    )
     try:
         yield
     except CdcpipeError as ex:
         if slot.is_new:
-            made = (
-                f"replication slot {slot.name!r} is there now, and retains WAL until it is used or dropped"
-                f" (SELECT pg_drop_replication_slot({quote_literal(slot.name)}))"
-            )
             ex.hint = made if ex.hint is None else f"{ex.hint}; {made}"
+        raise
+    except BrokenPipeError:
+        if slot.is_new:
+            log.warning("%s", made)
         raise
 
 

@@ -553,3 +553,22 @@ def test_a_role_that_another_one_takes_the_place_of_makes_a_slot(on: PublishedDa
     finally:
         on.sql(f"select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = '{on.slot}_2'")
         on.sql(f"drop owned by {owner}; drop role {login}; drop role {owner}")
+
+
+@pytest.mark.parametrize("stdout", [">/dev/full", "| :"], ids=["full disk", "closed pipe"])
+def test_a_slot_that_was_made_is_named_if_the_answer_is_lost(on18: PublishedDatabase, stdout: str) -> None:
+    slot = f"{on18.slot}_new"
+    command = shlex.join([*COMMAND, "prepare", "-d", on18.database.dsn, "-S", slot, "--publication", "p", "-c"])
+    said = subprocess.run(["sh", "-c", f"{command} {stdout}"], stderr=subprocess.PIPE, text=True).stderr
+    try:
+        assert f"replication slot '{slot}' is there now, and retains WAL" in said
+    finally:
+        on18.sql(f"select pg_drop_replication_slot('{slot}')")
+
+
+def test_the_answer_is_in_utf8_whatever_the_locale_is(on18: PublishedDatabase) -> None:
+    on18.sql('create table "таблица"(id int primary key)', 'alter publication p add table "таблица"')
+    environment = {"PYTHONIOENCODING": "iso8859-1"}
+    code, out, err = run_cli("prepare", "-d", on18.database.dsn, "-S", on18.slot, "--publication", "p", env=environment)
+    assert (code, err) == (0, "")
+    assert "таблица" in {table["name"] for table in json.loads(out)["tables"]}

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from support.cli_process import run_cli
+from support.cli_process import COMMAND, run_cli
 from support.forked_commands import ForkedCommands
 
 USAGE = [
@@ -92,6 +92,21 @@ def test_help_is_on_stdout(option: str) -> None:
     assert (code, err) == (0, "")
     assert b"--slot" in out
     assert b"\nExample:\n" in out
+
+
+@pytest.mark.parametrize("command", [[], ["prepare"], ["doctor"], ["slot"]], ids=" ".join)
+def test_help_is_in_utf8_whatever_the_locale_is(command: list[str]) -> None:
+    code, out, err = run_cli(*command, "--help", env=os.environ | {"PYTHONIOENCODING": "iso8859-1"})
+    assert (code, err) == (0, "")
+    assert "…" in out.decode()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["ddl", "install", "--print"]], ids=" ".join)
+def test_a_full_disk_under_an_answer_is_no_defect(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 7
+    assert ended.stderr.startswith("cdcpipe: error: the answer can't be written to stdout: No space left on device\n")
 
 
 def test_version() -> None:

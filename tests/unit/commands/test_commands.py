@@ -155,8 +155,8 @@ def test_a_full_disk_is_said() -> None:
     assert (ended.returncode, ended.stderr.splitlines()) == (
         7,
         [
-            "cdcpipe-spark: error: No space left on device",
-            "cdcpipe-spark: hint: the file system is full, of bytes (df) or of files (df -i): make room; then start again",
+            "cdcpipe-spark: error: the answer can't be written to stdout: No space left on device",
+            "cdcpipe-spark: hint: make room where stdout goes, or write it elsewhere",
         ],
     )
 
