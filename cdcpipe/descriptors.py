@@ -10,12 +10,9 @@ import errno
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from cdcpipe.errors import OutputError
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer
 
 __all__ = ["STDOUT", "set_up", "stdout_error"]
 
@@ -74,7 +71,7 @@ class _ClosedStdout(io.RawIOBase):
 class _Stdout(io.FileIO):
     """Says of an error that it is stdout's. A closed pipe is left to click: the reader has what it wanted, as ``head`` has."""
 
-    def write(self, data: Buffer) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as ex:

@@ -50,6 +50,8 @@ class Walsender(Connection):
         """Read what the socket has, without waiting; raises ``Walsender.Lost``."""
         self._low_water = 1
         self._to_flush = False
+        self._is_completed = False
+        """Whether the server has said that the copy's command is complete."""
 
     def wait(self, events: int, deadline: float) -> bool:
         """Wait as `Connection.wait` does, with a low-water mark of 1, because an answer may be shorter than any other mark."""
@@ -182,7 +184,8 @@ class Walsender(Connection):
         """Read the results after the copy has ended.
 
         Return if the server ended the stream without an error. Raise ServerError if it ended the stream with one. Raise
-        ConnectionClosedError if the connection is lost or the server does not answer in time.
+        ConnectionClosedError if the connection is lost or the server does not answer in time. A server that shuts down closes the
+        connection once it has completed the command, and this error says so.
         """
         deadline = time.monotonic() + timeout_s
         try:
@@ -193,6 +196,12 @@ class Walsender(Connection):
         except OverdueError:
             msg = f"the server has not answered within {timeout_s:g} s to the end of the stream"
             raise ConnectionClosedError(msg, hint="check the network") from None
+        except ConnectionClosedError:
+            if not self._is_completed:
+                raise
+            raise ConnectionClosedError(
+                "the server has ended the stream and the connection", hint="it is shutting down: connect again later"
+            ) from None
 
     def _libpq_result(self, deadline: float) -> None:
         ended = (None, pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
@@ -200,6 +209,7 @@ class Walsender(Connection):
             while (result := self._result(deadline)) is not None and result.status not in ended:
                 if result.status == pq.ExecStatus.FATAL_ERROR:
                     raise server_error(result, reads_rows=True)
+                self._is_completed |= result.status == pq.ExecStatus.COMMAND_OK
 
     def _direct_result(self, direct: DirectCopy, deadline: float) -> None:
         while True:
@@ -208,6 +218,7 @@ class Walsender(Connection):
                 raise server_error(Fields(body), reads_rows=True)
             if kind == b"Z" or (kind == b"c" and not direct.is_ended):
                 return
+            self._is_completed |= kind == b"C"
             # A server that sends a transaction goes on to its end after its CopyDone. libpq drops such data, too.
             if kind not in (b"c", b"C", b"d"):
                 raise _misplaced(kind, "the end of the stream")

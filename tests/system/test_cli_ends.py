@@ -385,6 +385,7 @@ def test_a_server_that_is_gone_is_3() -> None:
                 cli.transactions(1)
                 cluster.restart("fast")
                 assert cli.wait() == 3
+                assert "it is shutting down" in cli.stderr
             on.connection = database.connect()
             assert on.confirmed() == before
             with on.cli() as cli:

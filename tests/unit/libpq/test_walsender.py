@@ -96,6 +96,16 @@ def test_a_stream_that_the_server_ends_with_an_error(
             walsender.copy_result(10)
 
 
+def test_a_shutdown_of_the_server_is_no_loss(tmp_path: Path, is_direct: bool) -> None:
+    """The server has sent everything, completes the command, and closes the connection without asking for another command."""
+    with connected(tmp_path, COPY_BOTH + wal_data(8, b"one") + message(b"C", b"COPY 0\0")) as (walsender, _):
+        start(walsender, is_direct)
+        assert len(records(walsender)) == 1
+        with pytest.raises(ConnectionClosedError, match="the server has ended the stream") as raised:
+            walsender.copy_result(10)
+    assert raised.value.hint == "it is shutting down: connect again later"
+
+
 def test_what_the_server_says_of_a_row_is_not_told(tmp_path: Path, is_direct: bool) -> None:
     """A value may be in the message, in the hint, and in all lines of the context but the decoder's."""
     decoder = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/1B08ED0'
