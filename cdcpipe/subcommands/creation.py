@@ -61,12 +61,13 @@ def find_or_create_slot(
 
     A standby that copies slots may not have made its copy yet. A slot of its own with the name of the copy would stop its copying
     of all slots. So it gets none, unless the configuration asks for one without a copy. ``await_copy`` waits for the copy, or for
-    the promotion; without it, InitError is raised.
+    the promotion, also if no slot is to be created. Without it, InitError is raised if one is.
 
     The creation may take the configuration's limit, and no longer than until ``deadline``, a time of `time.monotonic`.
     """
     slot = find_slot(connection, config.slot)
-    while slot is None and config.create and config.failover is not False and copies_slots(connection):
+    is_to_be_there = config.create or await_copy is not None
+    while slot is None and is_to_be_there and config.failover is not False and copies_slots(connection):
         if await_copy is None:
             raise _copy_missing_error(config.slot)
         await_copy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from cdcpipe.config import PollConfig, StreamConfig
 from cdcpipe.errors import SlotDoesNotExistError, SlotInUseError
@@ -121,6 +122,7 @@ def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
     within_s = NO_LIMIT if poll.duration_s is None else max(poll.duration_s, LOOK_S)
     with connected(slot.parameters, within_s=within_s) as connection, initialising():
         started_at = time.monotonic()
+        await_copy = partial(wait_for_copy, connection, slot.slot, poll, started_at=started_at)
         if slot.create:
             publications = asked_publications(config)
             find_or_create_slot(
@@ -128,8 +130,10 @@ def poll_until_free(config: StreamConfig, poll: PollConfig) -> ExitCode:
                 slot,
                 publications,
                 check=lambda _: check_new_slot(config, publications),
-                await_copy=lambda: wait_for_copy(connection, slot.slot, poll, started_at=started_at),
+                await_copy=await_copy,
                 deadline=None if poll.duration_s is None else started_at + poll.duration_s,
             )
+        elif find_slot(connection, slot.slot) is None and copies_slots(connection):
+            await_copy()
         wait_until_free(connection, slot.slot, poll, started_at=started_at)
     return ExitCode.SUCCESS

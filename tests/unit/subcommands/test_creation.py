@@ -39,8 +39,8 @@ class Server:
         self.looks.append(SLOT)
         return True
 
-    def find(self, await_copy: Callable[[], None] | None = None, **changes: Any) -> Slot:
-        config = SlotConfig({}, "shop", create=True, **changes)
+    def find(self, await_copy: Callable[[], None] | None = None, *, create: bool = True, **changes: Any) -> Slot:
+        config = SlotConfig({}, "shop", create=create, **changes)
         connection: Any = SimpleNamespace(server_version=160000, database="shop")
         return find_or_create_slot(connection, config, [], await_copy=await_copy)
 
@@ -74,10 +74,27 @@ def test_other_servers_get_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.made == 1
 
 
-def test_who_waits_for_the_slot_waits_for_the_first_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("create", [True, False])
+def test_who_waits_for_the_slot_waits_for_the_first_copy(create: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former primary that has just joined again as a standby has no copies for a moment."""
     server = Server(monkeypatch, None, None, None, COPY, COPY)
-    assert server.find(server.wait) == COPY
+    assert server.find(server.wait, create=create) == COPY
     assert (server.made, server.pauses) == (0, 2.0)
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_poll_mode_waits_for_the_first_copy(create: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch)
+    monkeypatch.setattr(poll, "connected", lambda *_, **__: nullcontext(SimpleNamespace(server_version=170000, database="shop")))
+    monkeypatch.setattr(poll, "wait_for_copy", lambda *_, **__: server.looks.extend([COPY, replace(SLOT, is_new=False)]))
+    assert poll.poll_until_free(StreamConfig(SlotConfig({}, "shop", create=create)), PollConfig()) == 0
+    assert server.made == 0
+
+
+def test_a_missing_slot_without_a_wait_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch)
+    with pytest.raises(SlotDoesNotExistError):
+        server.find(create=False)
 
 
 def test_a_server_that_is_promoted_meanwhile_gets_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
