@@ -117,6 +117,8 @@ class Progress:
         """Whether the loop reads what the server sends. It does not while the consumer stops reading."""
         self._sent_at = now
         self._reply_wanted = False
+        self._is_past_end = False
+        """Whether the server has told a position beyond the stream's end, which is not confirmed."""
         self._feedback_due_at = NEVER
 
     # Events from the server
@@ -177,11 +179,12 @@ class Progress:
         self.received_lsn = max(self.received_lsn, lsn)
         self._idle_lsn = 0
 
-    def keepalive(self, wal_end: int, *, reply_requested: bool) -> None:
-        """Note that the server has sent everything up to ``wal_end``."""
+    def keepalive(self, wal_end: int, *, reply_requested: bool, is_past_end: bool = False) -> None:
+        """Note that the server has sent everything up to ``wal_end``. ``is_past_end``: it comes after the end position."""
         self.received_lsn = max(self.received_lsn, wal_end)
         self._reply_wanted |= reply_requested
-        if not self._open:
+        self._is_past_end = is_past_end
+        if not self._open and not is_past_end:
             self._idle_lsn = wal_end
             self._settle()
 
@@ -303,14 +306,14 @@ class Progress:
         """Return the status update to send now, and restart the timer.
 
         A server that asks for a reply may be shutting down. It then waits until the flush position reaches the end of its WAL.
-        Without a flush position, it waits for the write position. So while a transaction is outstanding, this method answers
-        "no opinion". The server can then shut down, and keeps everything that was not confirmed.
+        Without a flush position, it waits for the write position. So while a transaction is outstanding, and after the stream's end
+        position, this method answers "no opinion". The server can then shut down, and keeps everything that was not confirmed.
 
         A confirmed position that no update has had yet goes first. The next update then answers the server. Otherwise the last
         update of a stream could leave out the last feedback.
         """
         is_news = self.confirmed_lsn > self._told_lsn
-        needs_no_opinion = self._reply_wanted and self.is_outstanding
+        needs_no_opinion = self._reply_wanted and (self.is_outstanding or self._is_past_end)
         no_opinion = needs_no_opinion and not is_news
         # While nobody reads the socket, the answers to questions would wait at the server.
         silent = self.is_read and self.silence_limit_s > 0 and now - self.heard_at >= self.silence_limit_s / 2

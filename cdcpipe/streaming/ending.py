@@ -20,10 +20,12 @@ from collections.abc import Callable
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import format_lsn
-from cdcpipe.streaming.notices import END_STEP_S
+from cdcpipe.replication.copydata import WAL_DATA, parse_keepalive
+from cdcpipe.replication.progress import Progress
+from cdcpipe.streaming.notices import END_STEP_S, raise_end
 from cdcpipe.streaming.status import StatusUpdates
 
-__all__ = ["end_stream"]
+__all__ = ["end_stream", "take_keepalives"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,36 @@ def end_stream(
     except (ConnectionClosedError, ServerError) as ex:
         log.info("after the end of the stream: %s", ex)
         _await_confirmation(flush_lsn, confirmed_on_server)
+
+
+def take_keepalives(walsender: Walsender, progress: Progress) -> bool:
+    """Take the keepalives that come at the end position, without waiting, and return False at the first record.
+
+    A server that shuts down waits for the answer to one. The record is dropped: the next stream gets it. The caller reads nothing
+    more then. Otherwise the server would decode for nothing, and an error in later changes would end the stream before the last
+    feedback. Raises the error with which the server ends the stream.
+    """
+    has_read = False
+    while True:
+        try:
+            length, data = walsender.receive(1)
+        except Walsender.Damaged:
+            raise walsender.damage_error() from None
+        if length < 0:
+            raise_end(walsender, 0)
+        if length == 0:
+            if has_read:
+                return True
+            has_read = True
+            try:
+                walsender.consume_input()
+            except Walsender.Lost:
+                raise walsender.closed_error() from None
+            continue
+        if data[0] == WAL_DATA:
+            return False
+        message = parse_keepalive(data)
+        progress.keepalive(message.wal_end, reply_requested=message.reply_requested, is_past_end=True)
 
 
 def _send_last(walsender: Walsender, status: StatusUpdates) -> None:

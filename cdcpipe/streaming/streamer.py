@@ -30,7 +30,7 @@ from cdcpipe.replication.boundaries import BoundaryTracker
 from cdcpipe.replication.progress import Progress
 from cdcpipe.streaming.burst import Burst
 from cdcpipe.streaming.consumer import CommandsIn, RecordsOut
-from cdcpipe.streaming.ending import end_stream
+from cdcpipe.streaming.ending import end_stream, take_keepalives
 from cdcpipe.streaming.receiver import Feeder, Receiver
 from cdcpipe.streaming.signals import StopSignals
 from cdcpipe.streaming.status import StatusUpdates
@@ -128,6 +128,8 @@ class Streamer:
         """Whether the connection is lost. The streamer raises this only after it has written the records received before: when the
         loop reads again, or at the end position, after which it reads no more."""
         self._is_ending = False
+        self._takes_keepalives = False
+        """Whether the loop waits for feedback at the end position, and the server has sent nothing but keepalives since."""
 
     def run(self) -> ExitCode:
         """Stream until the end. Return SUCCESS for ``q``, a signal or the end position, and raise an error for any other end."""
@@ -283,12 +285,16 @@ class Streamer:
         return self._records.pending_bytes < MAX_PENDING_BYTES and (self._receiver.is_taking or not self._tracker.is_finished)
 
     def _stays_after_end(self) -> bool:
-        """Return whether the loop stays for feedback at the end position. If so, close the output."""
+        """Return whether the loop stays for feedback at the end position. If so, close the output, and answer the server."""
         if not self._options.wait_after_end:
             return False
         if not self._records.is_closed:
             self._records.close_descriptor()
+            self._walsender.set_low_water_mark(1)
+            self._takes_keepalives = True
             log.info("the end position is reached; waiting for the last feedback")
+        if self._takes_keepalives:
+            self._takes_keepalives = take_keepalives(self._walsender, self._progress)
         return True
 
     def _wait(self, now: float) -> None:
@@ -302,8 +308,9 @@ class Streamer:
             timeout_s = 0.0 if self._receiver.has_more else self._burst.gather(timeout_s)
         poll = self._poll_of_consumer()
         socket_fd = walsender.socket
+        wants_input = is_reading or self._takes_keepalives
         if is_reading or not self._hung_up:
-            poll.register(socket_fd, (select.POLLIN if is_reading else 0) | (0 if walsender.flush() else select.POLLOUT))
+            poll.register(socket_fd, (select.POLLIN if wants_input else 0) | (0 if walsender.flush() else select.POLLOUT))
         ready = dict(poll.poll(None if timeout_s == float("inf") else timeout_s * 1000))
         if self._signals.fd in ready:
             self._signals.clear()
@@ -313,7 +320,7 @@ class Streamer:
             self._progress.heard(time.monotonic())  # a part of a long record: no message can come before its end
         if socket_fd in ready or self._burst.is_holding_back:
             self._receiver.has_more = True
-            if not is_reading and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
+            if not wants_input and ready.get(socket_fd, 0) & (select.POLLHUP | select.POLLERR):
                 # The consumer still needs the records received before.
                 self._hung_up = True
         # A pipe without a reader gives POLLERR, a socket POLLHUP.

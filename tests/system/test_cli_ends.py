@@ -393,6 +393,31 @@ def test_a_server_that_is_gone_is_3() -> None:
                 assert cli.quit() == 0
 
 
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_a_server_stops_while_a_stream_waits_at_its_end_position(is_confirmed: bool) -> None:
+    """It waits for the answers to its keepalives: they say that the server need not wait for a confirmation."""
+    version = "18"
+    need(version)
+    with (
+        postgres.Cluster(version) as cluster,
+        cluster.database("db") as database,
+        contextlib.closing(PublishedDatabase(database)) as on,
+    ):
+        insert(on, 1)
+        end = str(on.value("select pg_current_wal_insert_lsn()"))
+        with on.cli("--endpos", end, "--endpos-wait") as cli:
+            last = list(cli.records())[-1][0]
+            if is_confirmed:
+                cli.say(f"F {last}\n")
+                until(lambda: on.confirmed() >= last)
+            before = on.confirmed()
+            cluster.restart("fast")
+            assert cli.wait() == 3
+            assert "it is shutting down" in cli.stderr
+        on.connection = database.connect()
+        assert on.confirmed() == before
+
+
 def _connects(cluster: postgres.Cluster) -> bool:
     import psycopg
 

@@ -12,10 +12,11 @@ from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.replication.progress import Progress
 from cdcpipe.sqlstate import WITHHELD, withheld
 from cdcpipe.streaming import ending
-from cdcpipe.streaming.ending import end_stream
+from cdcpipe.streaming.ending import end_stream, take_keepalives
 from cdcpipe.streaming.status import StatusUpdates
 from support.fake_walsender import COPY_BOTH, READY, FakeWalsender
-from support.wire import error_fields, message, wal_data
+from support.waiting import until
+from support.wire import error_fields, keepalive, message, wal_data
 
 IN_USE = message(b"E", error_fields("ERROR", "55006", 'replication slot "s" is active for PID 7'))
 SHUTDOWN = message(b"E", error_fields("FATAL", "57P01", "terminating connection due to administrator command"))
@@ -104,6 +105,15 @@ def test_a_shutdown_of_the_server_is_no_loss(tmp_path: Path, is_direct: bool) ->
         with pytest.raises(ConnectionClosedError, match="the server has ended the stream") as raised:
             walsender.copy_result(10)
     assert raised.value.hint == "it is shutting down: connect again later"
+
+
+def test_only_keepalives_are_taken_at_the_end_position(tmp_path: Path, is_direct: bool) -> None:
+    progress = Progress(0)
+    answer = COPY_BOTH + keepalive(16) + keepalive(32) + wal_data(40, b"one") + keepalive(64)
+    with connected(tmp_path, answer, b"") as (walsender, _):
+        start(walsender, is_direct)
+        until(lambda: not take_keepalives(walsender, progress))
+    assert (progress.received_lsn, progress.confirmed_lsn) == (32, 0)
 
 
 def test_what_the_server_says_of_a_row_is_not_told(tmp_path: Path, is_direct: bool) -> None:

@@ -114,6 +114,17 @@ def test_a_server_that_asks_gets_no_opinion_while_something_is_outstanding() -> 
     assert progress.status(2).flush_lsn == 100
 
 
+def test_a_server_that_asks_after_the_end_position_gets_no_opinion() -> None:
+    """Its position is not confirmed: the records before it were not read."""
+    progress = Progress(0)
+    received(progress, 100)
+    progress.keepalive(300, reply_requested=True, is_past_end=True)
+    progress.feedback(100, 0)
+    assert progress.status(1).flush_lsn == 100
+    assert progress.status(2) == (300, 0, False)
+    assert progress.confirmed_lsn == 100
+
+
 def test_new_feedback_goes_before_an_answer_without_an_opinion() -> None:
     """A server that shuts down asks without a pause. The last update before the end of a stream has the last feedback even so."""
     progress = Progress(0, status_interval_s=0)
