@@ -8,7 +8,7 @@ import select
 import time
 from collections.abc import Callable
 
-from cdcpipe.errors import OutputError
+from cdcpipe.errors import CommandError, OutputError
 from cdcpipe.pipe.commands import CommandReader, Feedback
 from cdcpipe.pipe.input import Input
 from cdcpipe.pipe.output import Output
@@ -154,6 +154,9 @@ class CommandsIn:
                 else:
                     self.is_quit = True
                     return
+        except CommandError:
+            self.is_closed = True  # nobody knows what the next ones mean
+            raise
         except OSError as ex:
             log.info("stdin can't be read: %s", ex.strerror)
             self.is_closed = True

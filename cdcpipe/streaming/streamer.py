@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdcpipe.config import StreamOptions
-from cdcpipe.errors import CdcpipeError, CommandClosedError, ConnectionClosedError, OutputError, ServerError
+from cdcpipe.errors import CdcpipeError, CommandClosedError, CommandError, ConnectionClosedError, OutputError, ServerError
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.pgoutput.transactions import Transactions
 from cdcpipe.pipe.exitcode import ExitCode
@@ -215,7 +215,8 @@ class Streamer:
         try:
             self._records.release()
         finally:
-            self._records.drain(self._stay_alive_to_the_end)
+            self._records.drain(self._serve_to_the_end)
+            self._take_last_feedback()
             end_stream(self._walsender, self._status, lambda: self._progress.confirmed_lsn, self._confirmed_on_server)
 
     def _finish_after_failure(self) -> None:
@@ -228,10 +229,20 @@ class Streamer:
         except Exception as ex:  # noqa: BLE001 - such as the loss of the connection: libpq closes the socket after damaged bytes
             log.info("after the error: %s", ex if isinstance(ex, CdcpipeError) else type(ex).__name__)
 
-    def _stay_alive_to_the_end(self) -> None:
-        """Send status updates while the last records are written. If the connection is lost, `end_stream` reports it."""
+    def _serve_to_the_end(self) -> None:
+        """Take feedback and send status updates while the last records are written: a slow consumer may take minutes.
+
+        If the connection is lost, `end_stream` reports it.
+        """
+        self._take_last_feedback()
         with contextlib.suppress(ConnectionClosedError, ServerError):
             self._status.send_if_due(time.monotonic())
+
+    def _take_last_feedback(self) -> None:
+        """Read commands once, unless the consumer has sent its last one. A bad command changes nothing: the stream ends anyway."""
+        if not (self._commands.is_quit or self._commands.is_closed):
+            with contextlib.suppress(CommandError):
+                self._commands.read(self._records.confirm)
 
     # The loop
 

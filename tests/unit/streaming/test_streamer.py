@@ -196,6 +196,33 @@ def test_a_connection_lost_while_the_last_records_wait_for_the_consumer(
 END = message(b"c") + message(b"C", b"COPY 0\0") + READY
 
 
+def test_feedback_counts_while_the_last_records_are_written(tmp_path: Path, pipes: Pipes) -> None:
+    """After SIGTERM, a slow consumer confirms records for as long as it takes to read them."""
+    answer = COPY_BOTH + wal_data(8, b"one") + wal_data(16, b"x" * (3 << 20))
+    has_ended = threading.Event()
+
+    with streamer(tmp_path, pipes, answer, END, b"", is_direct=False) as stream:
+
+        def consume() -> None:
+            os.read(pipes.records_fd, 1 << 16)
+            os.write(pipes.commands_fd, b"F 0/8\nnonsense\n")  # the end is decided, so a bad command changes nothing
+            until(lambda: has_ended.is_set() or stream.state().confirmed_lsn == 8)
+            while os.read(pipes.records_fd, 1 << 16):
+                pass
+
+        until(lambda: stream._receiver.receive() < 0 or stream.state().pending_bytes > 3 << 20)
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        try:
+            stream._finish()
+        finally:
+            has_ended.set()
+            stream._records.close()
+            os.close(pipes.out_fd)
+            consumer.join()
+        assert stream.state().confirmed_lsn == 8
+
+
 class FailingFeeder:
     """An output plugin that writes its records as they come, and fails at one."""
 
