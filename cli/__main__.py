@@ -1,6 +1,7 @@
 """The entry point of ``cdcpipe``, also of ``python -m cli``.
 
-^C ends the command without a traceback also while it imports its modules. `cli.invoke` handles all later signals.
+^C ends the command without a traceback also while it imports its modules. `cli.invoke` handles all later signals,
+also those that were ignored at the start.
 """
 
 import signal
@@ -9,7 +10,7 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     """Import the command line, and run it."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a shell's background job
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell ignores it for a background job
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from cli.invoke import main as run
 
