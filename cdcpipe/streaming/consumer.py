@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
+import socket
+import stat
 import time
 from collections.abc import Callable
 
@@ -109,9 +112,15 @@ class RecordsOut:
         except OutputError as ex:
             log.debug("while ending: %s", ex)
 
-    def close_descriptor(self) -> None:
-        """Close the descriptor that the caller gave, too, so that the reader sees the end of the records."""
+    def close_descriptor(self, command_fd: int) -> None:
+        """Close the descriptor that the caller gave, too, so that the reader sees the end of the records.
+
+        If it is the socket from which commands come (socat, systemd), only a shutdown of one direction shows this end.
+        """
         self._output.close()
+        if stat.S_ISSOCK(os.fstat(self._given_fd).st_mode) and os.path.sameopenfile(self._given_fd, command_fd):
+            with socket.socket(fileno=os.dup(self._given_fd)) as both, contextlib.suppress(OSError):  # the reader has gone
+                both.shutdown(socket.SHUT_WR)
         os.close(self._given_fd)
         self.is_closed = True
 

@@ -300,7 +300,7 @@ class Streamer:
         if not self._options.wait_after_end:
             return False
         if not self._records.is_closed:
-            self._records.close_descriptor()
+            self._records.close_descriptor(self._options.command_fd)
             self._walsender.set_low_water_mark(1)
             self._takes_keepalives = True
             log.info("the end position is reached; waiting for the last feedback")

@@ -72,6 +72,31 @@ def streamer(
         yield Streamer(walsender, progress, tracker, options, commands, confirmed_on_server=lambda _: 0)
 
 
+def test_one_socket_for_records_and_commands_shows_the_end_of_the_records(tmp_path: Path) -> None:
+    """As with socat, or systemd's StandardInput=socket: another descriptor has the socket still open, for the last feedback."""
+    ours, consumers = socket.socketpair()
+    with ours, consumers:
+        consumers.settimeout(2)
+        seen = []
+        both = Pipes(out_fd=os.dup(ours.fileno()), command_fd=ours.fileno())
+        answer = COPY_BOTH + wal_data(8, b"one") + keepalive(32)
+
+        def consume() -> None:
+            with contextlib.suppress(TimeoutError):
+                while not seen or seen[-1]:
+                    seen.append(consumers.recv(100))
+            consumers.send(b"F 0/8\nq\n")
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        with streamer(tmp_path, both, answer, END, b"", is_direct=False, end_lsn=16, wait_after_end=True) as stream:
+            assert stream.run() == 0
+            assert stream.state().confirmed_lsn >= 8
+        consumer.join()
+        assert b"".join(seen) == b"w 0/8 3\none"
+        assert seen[-1] == b""
+
+
 @pytest.mark.parametrize("has_pending", [True, False])
 def test_a_socket_is_not_read_while_a_transaction_is_handed_on(pipes: Pipes, has_pending: bool) -> None:
     """With -s 0 the server would ask for a status update, and nobody would see that."""
