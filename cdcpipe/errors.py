@@ -45,6 +45,7 @@ __all__ = [
     "ProtocolError",
     "RewoundServerError",
     "ServerError",
+    "SharedSessionError",
     "SlotDoesNotExistError",
     "SlotInUseError",
     "UnreachableError",
@@ -136,6 +137,10 @@ class UnreachableError(InitError):
     """No connection to a server could be made. Trying again may help. Every message begins with ``BEGINNING``."""
 
     BEGINNING: ClassVar[str] = "no connection to the server: "
+
+
+class SharedSessionError(InitError):
+    """The server's session belongs to a connection pooler, which gives it to other clients, too."""
 
 
 class ConnectionClosedError(CdcpipeError):

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import ClassVar, NamedTuple
 
 from cdcpipe import sqlstate
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, ServerError, SharedSessionError
 from cdcpipe.libpq import hosts
 from cdcpipe.libpq.connecting import connect, current_host, named_hosts
 from cdcpipe.libpq.driver import errors, pq
 from cdcpipe.libpq.parameters import effective_parameters
-from cdcpipe.libpq.server_errors import Failure, lost_error, server_error
+from cdcpipe.libpq.server_errors import NO_POOLER, Failure, lost_error, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError, wait
-from cdcpipe.sql import quote_identifier, quote_literal
+from cdcpipe.sql import quote_literal
 
 __all__ = ["ANSWER_TIMEOUT_S", "NO_LIMIT", "Connection", "Notice", "Rows"]
 
@@ -39,6 +39,9 @@ CANCELLED_TIMEOUT_S = 5.0
 _SEVERAL_COMMANDS_SINCE = 140002
 """The first version whose walsenders accept several SQL commands in one message. 14.0 and 14.1 accept only one."""
 
+_MARK = "cdcpipe.session"
+"""The name of a setting that the server does not know: it keeps its value as it was when the session began."""
+
 
 class Notice(NamedTuple):
     """A NOTICE or WARNING that the server sent."""
@@ -55,6 +58,7 @@ class Connection:
     - ``within_s`` limits the time for all hosts together, and then for each command without a limit of its own. Each host also has
       its own ``connect_timeout``, as in libpq.
     - ``while_waiting`` is called repeatedly during every wait. An exception that it raises ends the wait.
+    - ``mark`` is sent with the connection's request for a session. `pin_session` then recognises the session by it.
     """
 
     _MODE: ClassVar[Mapping[str, str]] = {}
@@ -66,8 +70,12 @@ class Connection:
         *,
         within_s: float = NO_LIMIT,
         while_waiting: Callable[[], None] | None = None,
+        mark: str = "",
     ) -> None:
         given = {name: value for name, value in parameters.items() if name != "replication"}
+        if mark:
+            given["options"] = f"{effective_parameters(parameters).get('options', '')} -c {_MARK}={mark}"
+        self._mark = mark
         self._settings = {"fallback_application_name": "cdcpipe", **given, "client_encoding": "UTF8", **self._MODE}
         self.notices: list[Notice] = []
         self.told_notices: set[str] = set()
@@ -252,10 +260,24 @@ class Connection:
         self.answer_timeout_s = answer_timeout_s
 
     def pin_session(self, settings: Mapping[str, str]) -> None:
-        """Set ``settings`` for this session in one round trip, and check those that the server reports."""
-        commands = [f"SET {quote_identifier(name.lower())} = {quote_literal(value)}" for name, value in settings.items()]
-        for command in ["; ".join(commands)] if self.server_version >= _SEVERAL_COMMANDS_SINCE else commands:
-            self.execute(command)
+        """Set ``settings`` for this session in one round trip, and check those that the server reports.
+
+        Raises SharedSessionError, and sets nothing, unless the server's session belongs to this connection. A connection pooler
+        gives its sessions to other clients, too, and they would get the settings. It makes up the process id that it tells its
+        clients. So does a proxy that shares no sessions, as Neon's: there the connection needs a ``mark``.
+        """
+        is_ours = f"pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) {self._pgconn.backend_pid}"
+        if self._mark:
+            is_ours += f" OR pg_catalog.current_setting('{_MARK}', true) OPERATOR(pg_catalog.=) '{self._mark}'"
+        values = ", ".join(f"({quote_literal(name.lower())}, {quote_literal(value)})" for name, value in settings.items())
+        commands = [
+            "BEGIN ISOLATION LEVEL READ COMMITTED",  # a standby refuses a SELECT in the isolation that a role may have by default
+            f"SELECT pg_catalog.set_config(name, value, false) FROM (VALUES {values}) AS setting (name, value) WHERE {is_ours}",
+            "COMMIT",
+        ]
+        messages = ["; ".join(commands)] if self.server_version >= _SEVERAL_COMMANDS_SINCE else commands
+        if not any([self.execute(message) for message in messages]):
+            raise SharedSessionError(f"{self.host} is a connection pooler, not the server", hint=NO_POOLER)
         for name, value in settings.items():
             reported = self.parameter_status(name)
             if reported is not None and not reported.startswith(value):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from cdcpipe import sqlstate
 from cdcpipe.libpq.driver import pq
-from cdcpipe.libpq.server_errors import HINTS, NO_REPLICATION
+from cdcpipe.libpq.server_errors import HINTS, NO_POOLER, NO_REPLICATION
 
 __all__ = ["connection_hint", "is_refused_for_every_server", "where_given"]
 
@@ -65,6 +65,7 @@ _CLIENT_CERTIFICATE = re.compile(
 _OF_REFUSAL = [
     (re.compile(refusal), hint)
     for refusal, hint in (
+        ("unsupported startup parameter|RDS Proxy", f"this is a connection pooler: {NO_POOLER}"),
         (
             "password authentication failed",
             (
@@ -104,6 +105,10 @@ _OF_REFUSAL = [
         ),
         ("pg_hba", HINTS[sqlstate.INVALID_AUTHORIZATION]),
         ("the database system is", HINTS[sqlstate.CANNOT_CONNECT_NOW]),
+        (
+            "Network is unreachable",
+            "this machine has no route to that address: if the name (-h) has only IPv6 addresses, ask for one that has IPv4, too",
+        ),
     )
 ]
 """The server's messages for a session that it refuses, and what the user can do."""

@@ -12,7 +12,7 @@ from cdcpipe import sqlstate
 from cdcpipe.errors import ConnectionClosedError, ServerError
 from cdcpipe.libpq.driver import pq
 
-__all__ = ["HINTS", "NO_REPLICATION", "Failure", "failure_of", "loss", "lost_error", "server_error"]
+__all__ = ["HINTS", "NO_POOLER", "NO_REPLICATION", "Failure", "failure_of", "loss", "lost_error", "server_error"]
 
 
 class Failure(Protocol):
@@ -48,6 +48,11 @@ HINTS = {
 """SQLSTATE → what the user can do about an error for which the server gives no hint itself."""
 
 NO_REPLICATION: Final = "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION"
+
+NO_POOLER: Final = (
+    "name the host and port of the server itself (-h, -p): a pooler has no logical replication,"
+    " and gives cdcpipe's session to your applications, too"
+)
 
 
 _OF_THE_DECODER = re.compile(r"LSN:? [0-9A-F]+/[0-9A-F]+$")

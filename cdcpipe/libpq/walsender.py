@@ -40,8 +40,9 @@ class Walsender(Connection):
         *,
         within_s: float = NO_LIMIT,
         while_waiting: Callable[[], None] | None = None,
+        mark: str = "",
     ) -> None:
-        super().__init__(parameters, within_s=within_s, while_waiting=while_waiting)
+        super().__init__(parameters, within_s=within_s, while_waiting=while_waiting, mark=mark)
         self.direct: DirectCopy | None = None
         """The copy, if this process reads the socket itself."""
         self.receive: Callable[[int], tuple[int, memoryview | bytes]] = self._pgconn.get_copy_data

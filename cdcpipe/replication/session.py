@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
-from cdcpipe.errors import ConnectionClosedError, ConnectionParameterError, InitError, InvalidArgumentsError, ServerError
+from cdcpipe.errors import (
+    ConnectionClosedError,
+    ConnectionParameterError,
+    InitError,
+    InvalidArgumentsError,
+    ServerError,
+    SharedSessionError,
+)
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.sql import LOGIN_ROLE, NO_SEARCH_PATH, SESSION_SETTINGS, patient
 
 __all__ = ["connect", "connect_walsender", "connected", "connected_walsender", "initialising"]
+
+_C = TypeVar("_C", bound=Connection)
 
 
 @contextmanager
@@ -37,9 +49,7 @@ def connect(
     Pin the settings that decide how values look as text and whose functions are found, and lift the time limits.
     """
     with initialising():
-        connection = Connection(parameters, within_s=within_s, while_waiting=while_waiting)
-        _pin(connection, NO_SEARCH_PATH)
-    return connection
+        return _pinned(partial(Connection, parameters, within_s=within_s, while_waiting=while_waiting), NO_SEARCH_PATH)
 
 
 def connect_walsender(
@@ -53,17 +63,24 @@ def connect_walsender(
     A walsender runs no SQL. Its search path decides whether names in values (regclass, ...) have a schema.
     """
     with initialising():
-        walsender = Walsender(parameters, while_waiting=while_waiting)
-        _pin(walsender, {**LOGIN_ROLE, **(settings or {})})
-    return walsender
+        return _pinned(partial(Walsender, parameters, while_waiting=while_waiting), {**LOGIN_ROLE, **(settings or {})})
 
 
-def _pin(connection: Connection, settings: Mapping[str, str]) -> None:
+def _pinned(connection: Callable[..., _C], settings: Mapping[str, str]) -> _C:
+    """Return the connection with ``settings``. If its session may be a pooler's, connect again with a mark, and look for it."""
+    try:
+        return _pin(connection(), settings)
+    except SharedSessionError:
+        return _pin(connection(mark=secrets.token_hex(8)), settings)
+
+
+def _pin(connection: _C, settings: Mapping[str, str]) -> _C:
     try:
         connection.pin_session({**SESSION_SETTINGS, **patient(connection.server_version), **settings})
     except BaseException:
         connection.close()
         raise
+    return connection
 
 
 @contextmanager

@@ -33,6 +33,18 @@ def test_a_value_that_libpq_refuses_is_a_wrong_argument(wrong: dict[str, str], h
     assert hint in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("FATAL:  unsupported startup parameter: replication", "this is a connection pooler: name the host and port of the server"),
+        ("FATAL:  unsupported startup parameter in options: cdcpipe.session", "this is a connection pooler"),
+        ("connection failed: Network is unreachable\n\tIs the server running on that host?", "no route to that address"),
+    ],
+)
+def test_a_pooler_and_a_missing_route_are_named(message: str, hint: str) -> None:
+    assert hint in connection_hint(message, {})
+
+
 def test_a_value_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLMODE", "Mars")
     with pytest.raises(ConnectionParameterError, match="invalid sslmode value") as caught:
