@@ -214,6 +214,8 @@ class Facts:
     others: tuple[Server | Unreachable, ...] = ()
     replication_problem: str | None = None
     """Why no connection for replication could be opened; None if one could."""
+    replication_hint: str = ""
+    """What the user can do about that."""
     wal_rate: WALRate | None = None
     transactions: tuple[Transaction, ...] | None = ()
     """The running transactions that have an id; None on a standby, where they are the primary's."""

@@ -13,6 +13,7 @@ from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, Server, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import lost, names_in, set_globally
+from cdcpipe.libpq.server_errors import NO_REPLICATION
 from cdcpipe.replication.server import allows_decoding
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_identifier, quote_literal
@@ -114,7 +115,7 @@ def replication(facts: Facts) -> Iterator[Verdict]:
     role = facts.role
     if facts.replication_problem is None:
         yield ok(f"user {role.name} may stream; so it may read every row of every published table")
-    elif not (role.can_replicate or role.is_superuser):
+    elif facts.replication_hint == NO_REPLICATION:
         yield error(
             f"user {role.name} may not stream: {facts.replication_problem}",
             "only a role with the REPLICATION attribute may",
@@ -124,7 +125,7 @@ def replication(facts: Facts) -> Iterator[Verdict]:
         yield error(
             f"no connection for replication: {facts.replication_problem}",
             "the stream needs one",
-            f"let {role.name} in with a line in pg_hba.conf, and see that there are walsenders left",
+            facts.replication_hint,
         )
 
 

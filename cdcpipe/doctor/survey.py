@@ -89,7 +89,8 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         server=server,
         role=role,
         others=others,
-        replication_problem=problem,
+        replication_problem=None if problem is None else _short(problem.message),
+        replication_hint="" if problem is None else problem.hint or "",
         wal_rate=None if quick else _watch(connection, server, begun_at),
         transactions=None if server.is_standby else _transactions(connection),
         ddl_triggers={name or "": state or "" for name, state in connection.execute(_DDL_TRIGGERS)},
@@ -147,12 +148,12 @@ def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:
         return Unreachable(f"{place}:{parameters.get('port', '')}", _short(ex.message))
 
 
-def _replication_problem(connection: Connection) -> str | None:
-    """Return why this server gives us no walsender; None if it does."""
+def _replication_problem(connection: Connection) -> CdcpipeError | None:
+    """Return the error if this server gives us no walsender; None if it does."""
     try:
         connect_walsender(connection.parameters_here).close()
     except CdcpipeError as ex:
-        return _short(ex.message)
+        return ex
     return None
 
 

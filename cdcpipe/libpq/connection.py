@@ -276,7 +276,8 @@ class Connection:
             "COMMIT",
         ]
         messages = ["; ".join(commands)] if self.server_version >= _SEVERAL_COMMANDS_SINCE else commands
-        if not any([self.execute(message) for message in messages]):
+        answers = [self.execute(message) for message in messages]
+        if not any(answers):
             raise SharedSessionError(f"{self.host} is a connection pooler, not the server", hint=NO_POOLER)
         for name, value in settings.items():
             reported = self.parameter_status(name)
