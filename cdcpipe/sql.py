@@ -14,6 +14,7 @@ __all__ = [
     "BUCKET_DIGITS",
     "LOGIN_ROLE",
     "LONGEST_NAME",
+    "MANAGED_ROLES",
     "NO_SEARCH_PATH",
     "SESSION_SETTINGS",
     "SUM_DIGITS",
@@ -57,6 +58,18 @@ LOGIN_ROLE: Mapping[str, str] = {"role": "none"}
 
 Another role that takes its place (ALTER ROLE … SET role) does not inherit this attribute, and could create no slot.
 """
+
+MANAGED_ROLES = (
+    "rds_superuser",
+    "azure_pg_admin",
+    "cloudsqlsuperuser",
+    "alloydbsuperuser",
+    "neon_superuser",
+    "supabase_admin",
+    "supabase_privileged_role",
+    "tsdbadmin",
+)
+"""The roles that stand for a superuser on managed services."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 _RESTRICTED_KINDS_SINCE = {14: 140013, 15: 150008, 16: 160004}

@@ -19,7 +19,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication.server import WAL_END
 from cdcpipe.replication.session import connect, connect_walsender
 from cdcpipe.replication.slots import find_slots
-from cdcpipe.sql import quote_literal
+from cdcpipe.sql import MANAGED_ROLES, quote_literal
 
 __all__ = ["survey"]
 
@@ -53,9 +53,10 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_rec
 """
 """primary_conninfo may contain a password. So the query returns only whether it names a database."""
 
-_ROLE = """
+_ROLE = f"""
 SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
-    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+    EXISTS (SELECT FROM pg_catalog.pg_roles m WHERE m.rolname IN ({", ".join(map(quote_literal, MANAGED_ROLES))}))
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
@@ -131,8 +132,9 @@ def look(connection: Connection) -> Server:
 
 
 def _role(connection: Connection) -> Role:
-    (name, is_superuser, can_replicate, sees_others, can_create), *_ = connection.execute(_ROLE)
-    return Role(name or "", is_superuser == "t", can_replicate == "t", sees_others == "t", can_create == "t")
+    (name, is_superuser, can_replicate, sees_others, can_create, is_managed), *_ = connection.execute(_ROLE)
+    flags = (flag == "t" for flag in (is_superuser, can_replicate, sees_others, can_create, is_managed))
+    return Role(name or "", *flags)
 
 
 def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:

@@ -41,12 +41,24 @@ def publications(facts: Facts) -> Iterator[Verdict]:
         elif not asked.create:
             fix = _create_publication(facts, name) if facts.slot else "start with -c, which makes it before the slot"
             yield error(f"{what} is not there", "the server sends nothing without it", fix)
+        elif _is_up_to_service(facts):
+            yield warning(
+                f"{what} is not there",
+                "a publication of all tables takes a superuser, or on some managed services the administrator's role",
+                "if the server refuses it: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')",
+            )
         elif reason := _cannot_create(facts):
             yield error(f"{what} is not there", reason, f"let an administrator run {_create_publication(facts, name)}")
         else:
             yield ok(f"{what} is not there: -c makes it")
     if facts.selection_problem is not None:
         yield error(facts.selection_problem.message, "-c can't create the publication", facts.selection_problem.hint or "")
+
+
+def _is_up_to_service(facts: Facts) -> bool:
+    """Tell whether only the server knows whether it lets this user publish all tables."""
+    is_all = facts.selection is None or facts.selection.is_all
+    return is_all and not facts.role.is_superuser and facts.role.is_on_managed_service
 
 
 def _cannot_create(facts: Facts) -> str | None:

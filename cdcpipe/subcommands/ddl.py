@@ -21,7 +21,7 @@ from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
 from cdcpipe.replication.server import allows_decoding, is_standby
-from cdcpipe.sql import quote_literal
+from cdcpipe.sql import MANAGED_ROLES, quote_literal
 from cdcpipe.units import counted
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_SCHEMA", "Installed", "examine", "find", "install", "remove"]
 
 DEFAULT_SCHEMA: Final = "cdcpipe"
-
-_MANAGED_ROLES: Final = ("rds_superuser", "azure_pg_admin", "cloudsqlsuperuser", "alloydbsuperuser", "neon_superuser", "tsdbadmin")
-"""The roles that stand for a superuser on managed services."""
 
 _ENABLED: Final = {"O": "origin", "A": "always", "R": "replica", "D": "disabled"}
 
@@ -143,7 +140,7 @@ def _naming_privileges(connection: Connection) -> Iterator[None]:
     except ServerError as ex:
         if ex.sqlstate != sqlstate.INSUFFICIENT_PRIVILEGE:
             raise
-        names = ", ".join(map(quote_literal, _MANAGED_ROLES))
+        names = ", ".join(map(quote_literal, MANAGED_ROLES))
         rows = connection.execute(f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({names}) ORDER BY 1")
         managed = [name or "" for (name,) in rows]
         who = f"as a member of {', '.join(managed)}" if managed else "as a superuser"

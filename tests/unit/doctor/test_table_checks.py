@@ -34,6 +34,7 @@ def test_publications() -> None:
     [
         (replace(ROLE, is_superuser=True), Selection((), is_all=True), "ok -c makes it"),
         (ROLE, Selection((), is_all=True), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
+        (replace(ROLE, is_on_managed_service=True), Selection((), is_all=True), "warning managed services … --table SCHEMA.NAME"),
         (ROLE, Selection((MINE,), is_all=False), "ok -c makes it"),
         (
             ROLE,
