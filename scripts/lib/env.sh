@@ -119,7 +119,7 @@ need_java() {
             apt_install "$package" && find_java && return
         done
     fi
-    die "Java 17 or newer is needed (on Debian and Ubuntu: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+    die "Java 17 or newer is needed (on Debian and Ubuntu: apt-get install openjdk-21-jre-headless; on Debian 12: openjdk-17-jre-headless), or set JAVA_HOME"
 }
 
 # want_quick_java: exports a JAVA_HOME whose JVMs start with a third less CPU time, because the tests start many; train_java.py

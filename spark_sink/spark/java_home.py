@@ -31,7 +31,8 @@ def find_java() -> Path:
     found = f"; found only {', '.join(tried)}" if tried else ""
     raise InitError(
         f"no Java {_JAVA_MINIMUM} or newer{found}",
-        hint="install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or set JAVA_HOME to it",
+        hint="install one (Debian, Ubuntu: apt-get install openjdk-21-jre-headless; Debian 12: openjdk-17-jre-headless)"
+        " or set JAVA_HOME to it",
     )
 
 

@@ -304,7 +304,7 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         InitError, match=r"no Java 17 or newer; found only .*jdk8 \(8\), .*nothing \(no Java that starts\)"
     ) as caught:
         java_home.find_java()
-    assert "openjdk-17" in (caught.value.hint or "")
+    assert "openjdk-21-jre-headless; Debian 12: openjdk-17-jre-headless" in (caught.value.hint or "")
 
 
 def test_where_the_current_directory_has_gone_java_is_not_to_blame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
