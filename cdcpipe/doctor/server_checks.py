@@ -81,7 +81,7 @@ def wal_level(facts: Facts) -> Iterator[Verdict]:
         yield error(
             f"wal_level is {found}",
             "the WAL lacks what logical decoding needs",
-            "ALTER SYSTEM SET wal_level = 'logical', or on a managed service its own parameter; then restart the server",
+            "ALTER SYSTEM SET wal_level = 'logical'; then restart the server (a managed service has its own parameter)",
             subject=subject,
         )
     elif found != "logical":
@@ -118,8 +118,8 @@ def replication(facts: Facts) -> Iterator[Verdict]:
     elif facts.replication_hint == NO_REPLICATION:
         yield error(
             f"user {role.name} may not stream: {facts.replication_problem}",
-            "only a role with the REPLICATION attribute may",
-            f"ALTER ROLE {quote_identifier(role.name)} REPLICATION; on Amazon RDS: GRANT rds_replication TO {quote_identifier(role.name)}",
+            "only a role with the REPLICATION attribute may, on Amazon RDS a member of rds_replication",
+            f"ALTER ROLE {quote_identifier(role.name)} REPLICATION",
         )
     else:
         yield error(

@@ -47,7 +47,10 @@ HINTS = {
 }
 """SQLSTATE → what the user can do about an error for which the server gives no hint itself."""
 
-NO_REPLICATION: Final = "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION (on Amazon RDS: GRANT rds_replication TO name)"
+NO_REPLICATION: Final = (
+    "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION"
+    " (on Amazon RDS: GRANT rds_replication TO name)"
+)
 
 NO_POOLER: Final = (
     "name the host and port of the server itself (-h, -p): a pooler has no logical replication,"
