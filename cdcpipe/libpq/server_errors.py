@@ -28,8 +28,8 @@ class Failure(Protocol):
 
 HINTS = {
     sqlstate.INVALID_PASSWORD: "set PGPASSWORD, or use a password file or a service file",
-    sqlstate.INVALID_AUTHORIZATION: "check pg_hba.conf: the role needs a line for this database (and 'replication=database' "
-    "uses the database's lines)",
+    sqlstate.INVALID_AUTHORIZATION: "add a line for this database and role to pg_hba.conf (host DATABASE ROLE ADDRESS"
+    " scram-sha-256) and reload it; lines for the database 'replication' do not count",
     sqlstate.INVALID_CATALOG_NAME: "check the database's name (-d, PGDATABASE)",
     sqlstate.UNDEFINED_FUNCTION: "where a type has no binary form, its values come only as text: leave the option 'binary' out",
     sqlstate.INSUFFICIENT_PRIVILEGE: "grant this user the privilege that the message names (for a table: SELECT), or connect"
