@@ -66,6 +66,8 @@ def group() -> None:
 
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: one of those of ``cdcpipe``, or one that the subcommand defines."""
+    if not sys.platform.startswith("linux"):
+        return _complain("cdcpipe-spark needs Linux", "run it in a container: examples/Containerfile", ExitCode.INIT_FAILED)
     try:
         signals.listen()
         have_no_blas_threads()

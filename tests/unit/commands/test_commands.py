@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import spark_sink.__main__ as main_module
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.commands.parameters import DIRECTORY
@@ -238,3 +239,9 @@ def test_a_current_directory_that_was_removed_is_named(tmp_path: Path, monkeypat
 
 def test_other_errors_are_no_errors_of_the_system() -> None:
     assert system_limits.described(RuntimeError("deque mutated during iteration")) is None
+
+
+def test_another_system_than_linux_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert main_module.invoke(["--help"]) == 1
+    assert "cdcpipe-spark needs Linux" in capsys.readouterr().err
