@@ -106,8 +106,8 @@ def check_wal_level(connection: Connection) -> None:
         msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
         raise InitError(
             msg,
-            hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a managed"
-            " service, and restart it",
+            hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a"
+            " managed service, and restart it",
         )
 
 

@@ -243,5 +243,5 @@ def test_other_errors_are_no_errors_of_the_system() -> None:
 
 def test_another_system_than_linux_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert main_module.invoke(["--help"]) == 1
+    assert main_module.invoke(["--help"]) == ExitCode.INIT_FAILED
     assert "cdcpipe-spark needs Linux" in capsys.readouterr().err
