@@ -18,8 +18,9 @@ A table can have a view that shows its json and jsonb columns as VARIANT: ``shop
 Names of tables take precedence: if a view's name is already in use, a warning is logged and there is no view.
 history_views.py keeps the views with the tables' histories, by the same rule.
 
-If a table goes on under another name (schema/names.py), it gets the new name here, and its old name is dropped. If the warehouse
-was moved, names and views of the former place are made anew.
+If a table goes on under another name (schema/names.py), it gets the new name here, and its old name is dropped. Many tables may
+have had one name, such as that of today's table, if it is renamed each night. So each name is looked up once for all of them, and
+only for tables that were renamed since the last look. If the warehouse was moved, its names and views are made anew.
 
 With Delta Lake, each name is an external table: the catalog holds its location, and the table holds everything else. A Parquet
 changelog is a view that reads its directory. A Parquet replica has no name here, because SQL cannot compute it
@@ -49,13 +50,14 @@ from spark_sink.warehouse.formats import VIEW
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField
 
     from cdcpipe.pgoutput.messages import Relation
     from spark_sink.changelog.history import SchemaHistory
+    from spark_sink.schema.names import Naming
 
 __all__ = ["CatalogDatabase", "check_options", "parse_database"]
 
@@ -120,6 +122,8 @@ class CatalogDatabase:
         self._registered: dict[str, Path] = {}
         self._called: dict[Table, Table] = {}
         """The tables that were renamed, as they are called now. A merge that began before may know an older name."""
+        self._followed: frozenset[Naming] = frozenset()
+        """The namings for which `rename` has dropped the old names."""
         self._schemas = schemas
         self._has_history_views = history_views
         self._history_views = HistoryViews(spark, warehouse)
@@ -132,18 +136,26 @@ class CatalogDatabase:
             _logger.warning("this session's catalog is in memory: names in %s are gone with the session", database)
 
     def rename(self) -> None:
-        """Drop the old names of all tables that were renamed. `register` gives them their new names."""
+        """Drop the old names of all tables that were renamed since the last call. `register` gives them their new names."""
         names = self._warehouse.names()
         with self._lock:
-            for home in {naming.home for naming in names.namings}:
-                self._called[home] = names.shown(home)
-                for former in names.former(home):
-                    called = replace(home, called=former)
-                    self._history_views.drop(called, self._quoted(_name_of(called) + _HISTORY))
-                    for owner, name, path in self._entries(called):
-                        self._drop(name, path)
-                        if self._owners.get(name) == owner:  # of a table that is not there yet
-                            del self._owners[name]
+            renamed = {naming.home for naming in names.namings if naming not in self._followed}
+            self._called.update({naming.home: names.shown(naming.home) for naming in names.namings})
+            views: dict[str, list[Table]] = {}
+            left: dict[str, tuple[set[str], list[Path]]] = {}
+            for former in (replace(home, called=former) for home in renamed for former in names.former(home)):
+                views.setdefault(_name_of(former) + _HISTORY, []).append(former)
+                for owner, name, path in self._entries(former):
+                    owners, paths = left.setdefault(name, (set(), []))
+                    owners.add(owner)
+                    paths.append(path)
+            for view, tables in views.items():
+                self._history_views.drop(tables, self._quoted(view))
+            for name, (owners, paths) in left.items():
+                self._drop(name, paths)
+                if self._owners.get(name) in owners:  # of a table that is not there yet
+                    del self._owners[name]
+            self._followed = frozenset(names.namings)
 
     def register(self, tables: Iterable[Table]) -> None:
         """Name the changelogs and replicas of these tables that exist and have no name yet.
@@ -166,7 +178,7 @@ class CatalogDatabase:
                     self._name(owner, name, path)
                     self._registered[name] = path
                     if name.endswith(_CHANGELOG) and not self._has_history_views:
-                        self._history_views.drop(table, self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
+                        self._history_views.drop([table], self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
             if self._has_history_views:
                 for table, _, name, path in entries:
                     if self._registered.get(name) == path == self._warehouse.changelog(table) and table not in _OURS:
@@ -185,7 +197,7 @@ class CatalogDatabase:
             with self._lock:
                 for table in tables:
                     called = self._called.get(table, table)
-                    self._history_views.drop(called, self._quoted(_name_of(called) + _HISTORY))
+                    self._history_views.drop([called], self._quoted(_name_of(called) + _HISTORY))
 
     def forget_histories(self, tables: Iterable[Table] | None = None) -> None:
         """Let `register` look whether the views with the histories of these tables, or of all tables, still fit."""
@@ -252,14 +264,18 @@ class CatalogDatabase:
         place = None if found is None else path_of(found[1])
         return None if place is None or self._warehouse.format.exists(Path(place)) else place
 
-    def _drop(self, name: str, path: Path) -> None:
-        """Drop a name, and that of the view beside it, if they are names of the table at ``path``, or of its former place."""
+    def _drop(self, name: str, paths: Sequence[Path]) -> None:
+        """Drop a name, and that of the view beside it, if they are names of a table at one of ``paths``, or of its former place."""
         former = self._gone(name)
         if former is not None:
-            if not is_at(former, path):
+            if not any(is_at(former, path) for path in paths):
                 return
             self._drop_left(name, former)
-        elif self._is_there(name) and _is_of(found := self._described(name), path):
+        elif self._is_there(name):
+            found = self._described(name)
+            path = next((path for path in paths if _is_of(found, path)), None)
+            if path is None:
+                return
             if self._is_variant(f"{name}{_VARIANT}", path):
                 self._spark.sql(f"DROP VIEW {self._quoted(f'{name}{_VARIANT}')}")
             self._spark.sql(f"DROP {'VIEW' if found.get('Type') == 'VIEW' else 'TABLE'} {self._quoted(name)}")

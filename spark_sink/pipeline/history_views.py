@@ -29,7 +29,7 @@ from spark_sink.spark.sql import literal
 from spark_sink.warehouse import purged_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -91,7 +91,7 @@ class HistoryViews:
         if not has_key(self._warehouse.versions(table)):
             self._settled.add(table)
             return
-        is_there, properties = self._look(view, table)
+        is_there, properties = self._look(view, [table])
         if is_there and properties.get(HISTORY_OF) != self._path(table):
             self._tell(table, f"{view} in the catalog is something else")
             self._settled.add(table)
@@ -125,25 +125,25 @@ class HistoryViews:
         except Exception as ex:
             raise UnfitError(f"the catalog does not take its text of {len(text)} characters: {reason_of(ex)[:_REASON]}") from ex
 
-    def drop(self, table: Table, view: str) -> None:
-        """Drop a table's view, if there is one. `show` makes it again."""
-        self.forget([table])
-        _, properties = self._look(view, table)
-        if properties.get(HISTORY_OF) == self._path(table):
+    def drop(self, tables: Sequence[Table], view: str) -> None:
+        """Drop a view, if it is that of one of the tables. `show` makes it again."""
+        self.forget(tables)
+        _, properties = self._look(view, tables)
+        if properties.get(HISTORY_OF) in [self._path(table) for table in tables]:
             self._spark.sql(f"DROP VIEW {view}")
 
     def properties(self, name: str) -> dict[str, str]:
         """Return the properties of a view or table in the catalog; none if it does not exist, or is not at its place any more."""
         return self._look(name)[1]
 
-    def _look(self, name: str, table: Table | None = None) -> tuple[bool, dict[str, str]]:
+    def _look(self, name: str, tables: Iterable[Table] = ()) -> tuple[bool, dict[str, str]]:
         """Tell whether the catalog has a name, and return its properties.
 
-        The name is dropped if it is that of the stored history of ``table``, which is not there any more and is not wanted.
+        The name is dropped if it is that of the stored history of one of ``tables``, which is not there any more and is not wanted.
         """
         is_there, left = look_up(self._spark, name)
         if left is not None:
-            if table is None or self._warehouse.keeps_history or not is_at(left, self._warehouse.history(table)):
+            if self._warehouse.keeps_history or not any(is_at(left, self._warehouse.history(table)) for table in tables):
                 return True, {}
             self._spark.sql(f"DROP TABLE {name}")
             return False, {}
