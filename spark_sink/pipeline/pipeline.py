@@ -11,8 +11,7 @@ follower.py merges them into the replicas, at its own interval.
 Spark's checkpoint only says where to continue reading. If the checkpoint is lost, the query continues from the position up to which
 every table has all changes (warehouse.json).
 
-The pipeline releases segments to staging one micro-batch late. The reason: Spark runs the last micro-batch again if it was
-interrupted before it recorded the end of that micro-batch.
+The pipeline releases segments one micro-batch late, because Spark runs a micro-batch again if it has not recorded its end.
 """
 
 from __future__ import annotations
@@ -407,9 +406,8 @@ class Pipeline(Startable):
             merge.finish_snapshots(self.spark, self.warehouse)
             merge.finish_merges(self.warehouse)
             ends = fit.check_tables(self.warehouse, position)
-            self._tables.note_changelogs(
-                table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None
-            )
+            there = [table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None]
+            self._tables.note_changelogs(there)
         if self._catalog is not None:
             self._catalog.rename()
             self._catalog.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
@@ -472,6 +470,8 @@ class Pipeline(Startable):
                 if batch.renamed:
                     self._catalog.rename()
                 self._catalog.register([*sorted(batch.contents), *batch.renamed, SCHEMA_HISTORY, *captured])
+            if self._histories is not None:
+                self._histories.record(batch.contents.keys() - {MESSAGES})
             self.warehouse.record(end, self.staging)
             if self._follower is not None:
                 self._follower.rounds.want()

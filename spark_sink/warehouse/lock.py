@@ -122,10 +122,10 @@ class TableLock:
             yield
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Exclude ``alone`` for a moment, so that a changelog and the table's versions fit together."""
-        with self._shared():
-            yield
+    def reading(self) -> Iterator[bytes]:
+        """Exclude ``alone`` for a moment, so that a changelog and the table's versions fit together. Yields `append`'s state."""
+        with self._shared() as state:
+            yield state
 
     @contextmanager
     def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.pipeline.histories import Histories
 from spark_sink.replica.history import history_schema
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import Table, copies_until
 from spark_sink.staging import account
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.writer import StagingWriter
@@ -207,3 +208,79 @@ def test_a_history_that_cannot_go_on_stays_as_it_is(
     histories.catch_up()
     assert brought == [(B, Position(1, 100))] * 2
     assert caplog.messages == ["the history of public.a stays as it is: changes were purged; move it away"]
+
+
+def test_a_round_looks_at_the_tables_that_may_be_behind(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round looked at each table, with eight requests for each: minutes with 1,000 tables in a store."""
+    looked: list[Table] = []
+    brought: list[Table] = []
+    known = stored_histories.missing_until
+
+    def missing_until(*asked: Any) -> int | None:
+        looked.append(asked[1])
+        return known(*asked)
+
+    def bring(_spark: Any, _house: Warehouse, table: Table, until: Position, _lock: TableLock) -> None:
+        brought.append(table)
+        make_history(house, table, until)
+
+    monkeypatch.setattr("spark_sink.warehouse.stored_histories.missing_until", missing_until)
+    monkeypatch.setattr("spark_sink.replica.history_table.bring", bring)
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    spark: Any = None
+    lock = TableLock(house.root)
+    histories = Histories(spark, house, lock, None, 0, pytest.fail)
+
+    def round_() -> tuple[list[Table], list[Table]]:
+        looked.clear()
+        brought.clear()
+        histories.catch_up()
+        return looked.copy(), brought.copy()
+
+    assert round_() == ([A, B, A, B], [A, B])
+    assert round_() == ([], [])
+    histories.record([A])
+    assert round_() == ([A], [])
+    assert round_() == ([], [])
+
+    # A snapshot or a purge, perhaps by another process.
+    with TableLock(house.root).alone():
+        copy = replace(version(1, 0, ID), relation_id=ord("b"), end_lsn=150, snapshot=((1, "id"),))
+        house.write_versions(B, [*house.versions(B), copy])
+    assert round_() == ([A, B], [])
+    assert round_() == ([B], [])  # the tables have not reached it
+    house.record(Position(1, 200))
+    assert round_()[1] == [B]
+    assert histories.lsn == 200
+
+    # Another program sets a history back, or somebody moves it away.
+    shutil.rmtree(house.history(A))
+    monkeypatch.setattr("spark_sink.pipeline.histories._ALL_TABLES_S", 0.0)
+    assert round_()[1] == [A]
+
+
+def make_history(house: Warehouse, table: Table, until: Position) -> None:
+    """Write a history that has everything up to a position."""
+    shutil.rmtree(house.history(table), ignore_errors=True)
+    schema = history_schema(StructType([StructField("id", LongType())]))
+    copies = copies_until(house.versions(table), until.lsn)
+    Rewrite.new(house.history(table), ID, schema, stored_histories.first_properties(house, table, 0, copies)).commit(until)
+
+
+def test_a_round_after_an_error_looks_at_every_table(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought: list[Table] = []
+
+    def bring(_spark: Any, _house: Warehouse, table: Table, *_: Any) -> None:
+        if len(brought) == 1:
+            brought.append(table)
+            raise KeyError
+        brought.append(table)
+
+    monkeypatch.setattr("spark_sink.replica.history_table.bring", bring)
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    spark: Any = None
+    histories = Histories(spark, house, TableLock(house.root), None, 0, pytest.fail)
+    with pytest.raises(KeyError):
+        histories.catch_up()
+    histories.catch_up()
+    assert brought == [A, B, A, B]
