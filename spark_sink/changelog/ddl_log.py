@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.ddl import Descriptions
-from spark_sink.schema.ddl_message import parse
+from spark_sink.schema.ddl_message import Families, parse
 from spark_sink.schema.table import DDL
 from spark_sink.schema.types import MESSAGE_SCHEMA, METADATA_PREFIX
 from spark_sink.source.ddl import name_unused
@@ -81,13 +81,15 @@ class DdlLog:
                 self._lsn, position = state.lsn, self._warehouse.source().position
                 done_lsn = 0 if position is None else position.lsn  # all tables have the changes up to there
                 rows = self._changelogs.read(DDL).select("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn", "content")
+                families = Families()
                 # Not all at a time: the messages of years may be gigabytes.
                 for row in rows.orderBy("_cdc_end_lsn", "_cdc_ordinal", "_cdc_lsn").toLocalIterator():
                     try:
-                        said = parse(row["content"].encode(), is_checked=True)
+                        said = parse(row["content"].encode(), is_checked=True, read=families.read)
                     except ValueError as ex:  # recorded by an older version, which took it
                         name_unused(row["_cdc_lsn"], ex)
                         continue
+                    families.forget(said.dropped.values())
                     found.add((row["_cdc_end_lsn"], row["_cdc_ordinal"]), said)
                     found.forget_dropped(done_lsn)
             self._descriptions = found

@@ -57,6 +57,8 @@ class _Said:
     dropped: Mapping[int, str]
     is_doubtful: bool
     """Whether the description is not of the table at its place."""
+    repeated: Place | None = None
+    """The place of the last message that said the same again. Of several equal ones only the first and the last count."""
 
 
 @dataclass(slots=True)
@@ -94,6 +96,11 @@ def _leaves(
         for column in each.columns:
             found.setdefault(column.name, set()).add((column.facts.missing, column.facts.is_filled))
     return found
+
+
+def _is_repeated(last: _Said, description: TableDescription) -> bool:
+    """Tell whether a description is the same as the last one, which was of the table at its place."""
+    return not last.is_doubtful and last.description == description
 
 
 def _of_leaves(facts: ColumnFacts, told: set[tuple[str | None, bool]]) -> ColumnFacts:
@@ -150,7 +157,10 @@ class Descriptions:
         known = self._known.get(self._key(relation_id, place))
         said = [] if known is None else known.said
         number = bisect_right(said, place, key=attrgetter("place"))
-        return said[number - 1] if number else None, said[number] if number < len(said) else None
+        last = said[number - 1] if number else None
+        if last is not None and last.repeated is not None and place < last.repeated:
+            return last, replace(last, place=last.repeated, dropped={})
+        return last, said[number] if number < len(said) else None
 
     def add(self, place: Place, said: DdlMessage) -> list[Table]:
         """Add a message. It stands before the change with the same place. Messages come in their order.
@@ -189,6 +199,10 @@ class Descriptions:
             numbers = frozenset(column.facts.number for column in description.columns)
             is_doubtful = (is_continued and not known.present <= numbers) or bool(known.gone & numbers)
             dropped = said.dropped_columns.get(description.relation_id, {})
+            if last is not None and _is_repeated(last, description) and is_continued and not is_doubtful and not dropped:
+                # Each ATTACH describes all partitions again: kept for years, that would be gigabytes. All columns are in `first`.
+                known.said[-1], known.present = replace(last, repeated=place), numbers
+                continue
             known.said.append(_Said(place, len(self._ends), description, dropped, is_doubtful))
             if is_doubtful:
                 doubtful.append(description.table)

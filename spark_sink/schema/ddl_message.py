@@ -11,13 +11,14 @@ from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = ["ColumnDescription", "DdlMessage", "PublicationLists", "TableDescription", "parse"]
+__all__ = ["ColumnDescription", "DdlMessage", "Families", "PublicationLists", "TableDescription", "parse"]
 
 _NOT_OURS: Final = "it is not a message of cdcpipe's event triggers, or one of a later version"
+_PARTITIONED: Final = "partitioned"
 _OIDS: Final = range(1, 1 << 32)
 _NUMBERS: Final = range(1, 1601)
 """The numbers that a table's columns may have: PostgreSQL allows 1600 columns, with those that were dropped."""
@@ -73,7 +74,7 @@ class TableDescription:
             frozenset(names if identity == "f" else map(int, value["replica_identity"]["columns"])),
             None if parent is None else (_within(_OIDS, parent["oid"]), _table(parent)),
             _text(value.get("comment")),
-            value.get("kind") == "partitioned",
+            value.get("kind") == _PARTITIONED,
         )
 
     def columns_of(self, relation: Relation) -> list[ColumnDescription] | None:
@@ -122,11 +123,39 @@ class DdlMessage:
     """For each publication that the message tells of, by its OID: the tables with lists of columns. A dropped one has none."""
 
 
-def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
+class Families:
+    """The last descriptions of partitioned tables and partitions, for a caller that reads many messages in their order.
+
+    A command on one partition describes all of them again. A description that repeats the last one is not read again.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Mapping[str, Any], TableDescription]] = {}
+
+    def read(self, value: Mapping[str, Any]) -> TableDescription:
+        """Read an object of a message's ``tables``."""
+        if value["partition_of"] is None and value.get("kind") != _PARTITIONED:
+            return TableDescription.of(value)
+        last = self._last.get(value["oid"])
+        if last is not None and last[0] == value:
+            return last[1]
+        found = TableDescription.of(value)
+        self._last[found.relation_id] = value, found
+        return found
+
+    def forget(self, relation_ids: Iterable[int]) -> None:
+        """Forget tables that were dropped."""
+        for relation_id in relation_ids:
+            self._last.pop(relation_id, None)
+
+
+def parse(
+    content: bytes, *, is_checked: bool = False, read: Callable[[Mapping[str, Any]], TableDescription] = TableDescription.of
+) -> DdlMessage:
     """Read a message's content. Raises ValueError for anything that the event triggers do not write.
 
     Any session may write messages with any prefix. So a caller goes on without a message that can't be read. ``is_checked``: it was
-    read before, as those in a changelog.
+    read before, as those in a changelog. ``read`` reads the description of a table.
     """
     value = message.parse(message.PREFIX, content, is_checked=is_checked)
     if value is None:
@@ -137,7 +166,7 @@ def parse(content: bytes, *, is_checked: bool = False) -> DdlMessage:
             str(value["kind"]),
             tag,
             _text(value.get("statement")),
-            tuple(map(TableDescription.of, value.get("tables", ()))),
+            tuple(map(read, value.get("tables", ()))),
             {_table(each): _within(_OIDS, each["oid"]) for each in dropped if each["type"] == "table"},
             None
             if (found := value.get("rewritten")) is None

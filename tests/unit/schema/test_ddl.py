@@ -1,6 +1,7 @@
 """What captured DDL says about a table at a place; and messages that no event trigger has written."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.ddl import Descriptions
-from spark_sink.schema.ddl_message import DdlMessage, parse
+from spark_sink.schema.ddl_message import DdlMessage, Families, parse
 from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Table
 from support.ddl_messages import content, described, message
@@ -140,6 +141,42 @@ def test_a_partitioned_table_does_not_tell_of_columns_that_came_in_a_gap() -> No
     facts = found.facts(table("id a b c"), (30, 0))
     assert facts is not None
     assert [fact.is_filled for fact in facts] == [True, True, True, False]
+
+
+def test_descriptions_that_repeat_the_last_one_take_no_memory() -> None:
+    """Each ATTACH PARTITION describes all partitions. After years there are millions of equal descriptions."""
+    families, found = Families(), Descriptions()
+
+    def said(lsn: int, columns: str) -> None:
+        tables = [described(columns, kind="partitioned"), described(columns, relation_id=2, name="p", parent=(1, "t"))]
+        found.add((lsn, 0), parse(content(*tables), read=families.read))
+
+    said(1, "id=1")
+    said(2, "id=1")
+    tracemalloc.start()
+    for lsn in range(3, 1003):
+        said(lsn, "id=1")
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    said(2000, "id=1 a=2")
+    assert kept < 200_000  # 180 bytes for each message; with its descriptions 700
+    for relation_id in (1, 2):
+        assert [found.last_place(relation_id, (lsn, 0)) for lsn in (0, 500, 3000)] == [None, (1, 0), (2000, 0)]
+        assert [len(each.columns) for _, each in found.last_before((1500, 0))] == [1, 1]
+        assert found.numbers_at(replace(table("id"), relation_id=relation_id), (1500, 0)) == ({1}, True)
+        # The next message after a place may be one that repeats the last one.
+        assert [found.is_later_number(relation_id, (lsn, 0), 2) for lsn in (0, 500, 1002)] == [True, True, False]
+
+
+@pytest.mark.parametrize("between", [message(kind="failure"), None])
+def test_an_equal_description_counts_after_the_end_of_the_capture_or_a_gap(between: DdlMessage | None) -> None:
+    found = Descriptions()
+    found.end_at([20] if between is None else [], Servers())
+    found.add((10, 0), message(described("id=1")))
+    if between is not None:
+        found.add((20, 0), between)
+    found.add((30, 0), message(described("id=1")))
+    assert found.in_force(1, (30, 0)) is not None
 
 
 @pytest.mark.parametrize("kind", ["removed", "failure"])
