@@ -25,7 +25,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
@@ -43,13 +43,15 @@ from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
     from spark_sink.replica.as_of import At
 
 __all__ = ["Purged", "find_table", "purge", "purge_histories"]
+
+_T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)
 
@@ -77,18 +79,19 @@ def purge(
 
     Returns what was removed from each; with ``is_dry_run`` what would be. If the tables have not reached the place, raises
     InvalidArgumentsError, and removes nothing. If a Parquet table's current rows need such changes, raises WarehouseError, and
-    removes nothing. Raises InterruptedError once ``is_stopping`` is True while it waits for the lock.
+    removes nothing. Raises InterruptedError once ``is_stopping`` is True: it is asked before each table, and while this waits for
+    the lock.
     """
     house = Warehouse.existing(warehouse)
     chosen = [find_table(house, name) for name in dict.fromkeys(tables)] or _all(house)
-    lsn = _place(spark, house, before)
+    lsn = _place(spark, house, before, is_stopping)
     _logger.info("purging changes up to %s", format_lsn(lsn))
     changelogs = changelogs_of(spark, house)
-    purges = [changelogs.old_changes(table, lsn) for table in chosen if house.has_changelog(table)]
+    purges = [changelogs.old_changes(table, lsn) for table in _until(is_stopping, chosen) if house.has_changelog(table)]
     for each in purges:
         each.check()
     if not is_dry_run:
-        for each in purges:
+        for each in _until(is_stopping, purges):
             if each.rows:
                 with TableLock(house.local_root()).alone(is_stopping):
                     # An unfinished snapshot may have rows before the place, which its replica still needs. So finish it first.
@@ -136,6 +139,14 @@ def _purge_history(spark: SparkSession, house: Warehouse, table: Table, before: 
     return count
 
 
+def _until(is_stopping: Callable[[], bool], items: Iterable[_T]) -> Iterator[_T]:
+    """Yield the items, each of which takes Spark a while. Raises InterruptedError once ``is_stopping`` is True."""
+    for each in items:
+        if is_stopping():
+            raise InterruptedError
+        yield each
+
+
 def _all(house: Warehouse) -> list[Table]:
     return [*house.tables(), MESSAGES]
 
@@ -145,7 +156,7 @@ def find_table(house: Warehouse, name: str) -> Table:
     return MESSAGES if name == str(MESSAGES) else house.find(name)
 
 
-def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
+def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Return the last LSN before ``before`` in the order of commits.
 
     Raises InvalidArgumentsError if the tables have not reached it.
@@ -165,10 +176,11 @@ def _place(spark: SparkSession, house: Warehouse, before: At) -> int:
         time, moment = F.col("_cdc_commit_time"), as_of.moment(before)
         is_late = time >= moment
         # Messages outside of transactions have no time: they are removed together with a later transaction.
-        early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in changes]
+        early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in _until(is_stopping, changes)]
         last_lsn = max(map(int, filter(None, early)), default=0)
     else:
         is_late = F.col("_cdc_epoch") > before.epoch
         last_lsn = before.lsn - 1
-    late = [each.where(is_late & (end_lsn <= last_lsn)).agg(F.min(end_lsn)).collect()[0][0] for each in changes]
+    is_before = is_late & (end_lsn <= last_lsn)
+    late = [each.where(is_before).agg(F.min(end_lsn)).collect()[0][0] for each in _until(is_stopping, changes)]
     return min([last_lsn, *(int(found) - 1 for found in late if found is not None)])

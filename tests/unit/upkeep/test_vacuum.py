@@ -246,3 +246,11 @@ def test_a_vacuum_that_fails_is_named_as_one(
     monkeypatch.setattr(delta, "vacuum", failing)
     take_care(house)
     assert [each.partition(" was not ")[2][:9] for each in caplog.messages] == ["vacuumed "] * 2
+
+
+def test_a_purge_that_is_to_stop_looks_at_no_further_table() -> None:
+    """With a thousand tables it takes many minutes, and the supervisor kills."""
+    seen: list[int] = []
+    with pytest.raises(InterruptedError):
+        seen.extend(purge._until(lambda: bool(seen), [1, 2, 3]))
+    assert seen == [1]
