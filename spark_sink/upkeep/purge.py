@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,7 +45,7 @@ from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from spark_sink.replica.as_of import At
 
@@ -183,4 +183,26 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         last_lsn = before.lsn - 1
     is_before = is_late & (end_lsn <= last_lsn)
     late = [each.where(is_before).agg(F.min(end_lsn)).collect()[0][0] for each in _until(is_stopping, changes)]
-    return min([last_lsn, *(int(found) - 1 for found in late if found is not None)])
+    place = min([last_lsn, *(int(found) - 1 for found in late if found is not None)])
+    if place < last_lsn and isinstance(before, datetime):
+        _warn_of_future(changes, place + 1)
+    return place
+
+
+_warned: set[int] = set()
+"""The LSNs of the transactions that were named because their times are to come: each once."""
+
+
+def _warn_of_future(changes: Iterable[DataFrame], lsn: int) -> None:
+    """Warn once if the transaction that ends at an LSN, which keeps what follows it, has a time that is still to come."""
+    if lsn in _warned:
+        return
+    of_lsn = F.col("_cdc_end_lsn") == lsn
+    is_future = of_lsn & (F.col("_cdc_commit_time") > as_of.moment(datetime.now(UTC)))
+    if any(not each.where(is_future).isEmpty() for each in changes):
+        _warned.add(lsn)
+        _logger.warning(
+            "no change from %s on is removed by its age until the time of the transaction there is old enough: it is still to come,"
+            " because the server's clock was ahead. cdcpipe-spark purge --before with a later LSN passes it",
+            format_lsn(lsn),
+        )

@@ -200,6 +200,17 @@ def test_logical_messages_in_parquet(spark: SparkSession, tmp_path: Path) -> Non
     assert places(spark, house, MESSAGES) == [30]
 
 
+def test_a_transaction_of_the_future_that_stops_the_purge_is_named_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    house = warehouse(tmp_path, "delta")
+    future = datetime.now(UTC) + timedelta(days=300)
+    add(spark, house, [(*each[:10], future if each[7] == 20 else each[10], *each[11:]) for each in CHANGES], 0, 50)
+    for _ in range(2):
+        assert purge_module._place(spark, house, NEW_YEAR + timedelta(seconds=51)) == 19
+    assert [each.getMessage().split(" is removed")[0] for each in caplog.records] == ["no change from 0/14 on"]
+
+
 def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
     """The place is before the first transaction, of any table, that is not older. The times of later transactions do not matter."""
     house = warehouse(tmp_path, "delta")
