@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["HISTORIES", "PURGE", "RecordedTimes", "is_due", "places_of", "vacuum_interval_s", "vacuum_of"]
 
 _DAY_S = 86_400.0
+_WRITE_S = 60.0
 
 PURGE: Final = "purge"
 """The name of the last purge. It can't be a table's name, which has a slash."""
@@ -32,6 +33,8 @@ class RecordedTimes:
     def __init__(self, house: Warehouse) -> None:
         self._path = house.root / "_cdcpipe/vacuumed.json"
         self._times: dict[str, Any] | None = None
+        self._is_written = True
+        self._written_s = time.monotonic()
 
     def is_known(self, name: str) -> bool:
         """Tell whether ``name`` has a recorded time."""
@@ -48,7 +51,23 @@ class RecordedTimes:
     def record(self, name: str) -> None:
         """Record that ``name`` was done now."""
         self._read()[name] = round(time.time())
+        self._write()
+
+    def note(self, name: str) -> None:
+        """Note that ``name`` was done now. It is written within a minute of others, or by `flush`: the file has all tables."""
+        self._read()[name] = round(time.time())
+        self._is_written = False
+        if time.monotonic() - self._written_s >= _WRITE_S:
+            self._write()
+
+    def flush(self) -> None:
+        """Write what was noted."""
+        if not self._is_written:
+            self._write()
+
+    def _write(self) -> None:
         write_json(self._path, self._read())
+        self._is_written, self._written_s = True, time.monotonic()
 
     def _read(self) -> dict[str, Any]:
         if self._times is None:

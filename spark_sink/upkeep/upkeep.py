@@ -175,7 +175,8 @@ class Upkeep:
         def is_ending() -> bool:
             return self._stopping.is_set() or is_stopping()
 
-        with _forgiving(self._warehouse.root):
+        with _forgiving(self._warehouse.root), ExitStack() as ending:
+            ending.callback(self._times.flush)
             if self._keep_changelog_s is not None and not is_ending():
                 with _forgiving(self._warehouse.root / "changelog", "purged"):
                     self._purge(self._keep_changelog_s, is_ending)
@@ -260,7 +261,7 @@ class Upkeep:
             if is_unfinished(path, unused):
                 _logger.info("%s: VACUUM looked at %d files; the next look takes the others", path, len(unused))
                 return
-        self._times.record(name)
+        self._times.note(name)
 
     def _forget_removed(self, path: Path, right: Right, retention_s: float) -> None:
         """Let checkpoints forget files when VACUUM deletes them. Where only Spark can set this, Delta's own time holds."""

@@ -10,6 +10,7 @@ from spark_sink.delta import file_table
 from spark_sink.files.places import make_directory
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Position
+from spark_sink.upkeep import recorded_times
 from spark_sink.upkeep.recorded_times import PURGE, RecordedTimes, is_due, vacuum_of
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
@@ -65,3 +66,17 @@ def test_vacuum_runs_once_in_the_time_for_which_it_keeps_files(
     now += 1
     assert is_any_due()
     assert not is_any_due(None)
+
+
+def test_what_was_done_for_thousands_of_tables_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_directory(tmp_path / "_cdcpipe")
+    written: list[int] = []
+    monkeypatch.setattr(recorded_times, "write_json", lambda _, times: written.append(len(times)))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    times = RecordedTimes(Warehouse(tmp_path, "delta"))
+    for number in range(1000):
+        times.note(f"changelog/{number}")
+    assert written == []
+    times.flush()
+    times.flush()
+    assert written == [1000]
