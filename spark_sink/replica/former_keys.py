@@ -104,8 +104,6 @@ def _former_types(
 ) -> Mapping[int, Iterable[_Type]]:
     """Return the types that rows from before a copy have in its columns, by the columns' numbers. Those not known are missing."""
     copied = _copy_before(before, copy)
-    if copied is not None and copied.described:
-        return {number: [found] for number, found in _types(copied).items()}
     history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
     # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes. All
     # of its descriptions count: one with another type of the key need not begin a version.
@@ -113,17 +111,20 @@ def _former_types(
     asked = {min(servers.last_place(each.place), (copy.end_lsn, -1)) for each in of_table}
     found = {each.place: each for place in asked for each in history.until(copy.relation_id, place)}
     told = [found[place] for place in sorted(found)]
+    if copied is not None and copied.described:
+        return types_told([each for each in told if each.place > copied.place], copy, copied)
     if copied is not None and (not told or told[0].place > copied.place):
         return {}  # an older cdcpipe has copied the table before the stream described it
     return types_told(told, copy)
 
 
-def types_told(told: Iterable[SchemaVersion], copy: Version) -> Mapping[int, set[_Type]]:
-    """Return the types that the columns of a copy have in all of the stream's descriptions, as far as these are known.
+def types_told(told: Iterable[SchemaVersion], copy: Version, copied: Version | None = None) -> Mapping[int, set[_Type]]:
+    """Return the types that the columns of a copy have in the copy before it and in these descriptions, as far as they are known.
 
     If the numbers of a description are not certain, a column is that with its name.
     """
-    found: dict[int, set[_Type]] = {number: set() for number, *_ in copy.described}
+    former = {} if copied is None else _types(copied)
+    found = {number: {former[number]} if number in former else set() for number, *_ in copy.described}
     for version in told:
         types = [(column.type_id, column.type_modifier) for column in version.relation.columns]
         if version.facts is not None:
