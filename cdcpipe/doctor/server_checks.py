@@ -73,8 +73,11 @@ def encoding(facts: Facts) -> Iterator[Verdict]:
 def wal_level(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the WAL contains what logical decoding needs."""
     here, primary = facts.server, facts.primary
-    # A standby copies the primary's WAL. From PostgreSQL 19 on it knows the level of it.
-    server = here if primary is None or _lacks_level(here) or "effective_wal_level" in here.settings else primary
+    effective = here.settings.get("effective_wal_level")
+    if here.is_standby and effective is not None:
+        yield from _level_of_primary(effective, primary)
+        return
+    server = here if primary is None or _lacks_level(here) else primary  # the standby copies its WAL
     found = server.settings.get("wal_level")
     subject = None if server is here else server.address
     if _lacks_level(server):
@@ -90,6 +93,18 @@ def wal_level(facts: Facts) -> Iterator[Verdict]:
         yield ok("wal_level is logical on this standby; the primary needs it, too, and was not asked")
     else:
         yield ok("wal_level is logical")
+
+
+def _level_of_primary(effective: str, primary: Server | None) -> Iterator[Verdict]:
+    """Judge a standby of PostgreSQL 19 or newer, which knows the level of the WAL that it copies."""
+    fix = "on the primary: ALTER SYSTEM SET wal_level = 'logical'; then restart it"
+    if effective != "logical":
+        yield error(f"effective_wal_level is {effective}", "the primary's WAL lacks what logical decoding needs", fix)
+    elif primary is not None and primary.settings.get("wal_level") != "logical":
+        why = "this standby loses its logical slots when the primary's last one is dropped"
+        yield warning("only the primary's logical slots make its WAL what logical decoding needs", why, fix)
+    else:
+        yield ok("effective_wal_level is logical")
 
 
 def _lacks_level(server: Server) -> bool:

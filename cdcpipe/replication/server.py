@@ -102,13 +102,17 @@ def check_wal_level(connection: Connection) -> None:
     ((level, effective, in_recovery),) = connection.execute(
         "SELECT current_setting('wal_level'), current_setting('effective_wal_level', true), pg_is_in_recovery()"
     )
-    if not allows_decoding(level, effective, is_standby=in_recovery == "t"):
-        msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
-        raise InitError(
-            msg,
-            hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a"
-            " managed service, and restart it",
-        )
+    if allows_decoding(level, effective, is_standby=in_recovery == "t"):
+        return
+    if in_recovery == "t" and effective is not None:
+        msg = f"the primary of this standby does not write what logical decoding needs (effective_wal_level is {effective})"
+        raise InitError(msg, hint="on the primary, which needs a restart then: ALTER SYSTEM SET wal_level = logical")
+    msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
+    raise InitError(
+        msg,
+        hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a"
+        " managed service, and restart it",
+    )
 
 
 def allows_decoding(level: str | None, effective: str | None, *, is_standby: bool) -> bool:

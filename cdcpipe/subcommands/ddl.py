@@ -207,7 +207,9 @@ def _examine_server(connection: Connection) -> Iterator[Verdict]:
         yield error("event_triggers is off", "no event trigger fires", fix)
     if not allows_decoding(wal_level, effective, is_standby=in_recovery == "t"):
         fix = "ALTER SYSTEM SET wal_level = 'logical'; then restart the server"
-        yield warning(f"wal_level is {wal_level}", "there is no stream that the messages could be in", fix)
+        yield warning(
+            f"wal_level is {wal_level if effective is None else effective}", "there is no stream that the messages could be in", fix
+        )
     if connection.execute(_MAY_WRITE) == [("f",)]:
         fix = "GRANT EXECUTE ON FUNCTION pg_logical_emit_message … to the triggers' owner"
         yield error("the triggers' owner may not call pg_logical_emit_message", "nothing is captured", fix)

@@ -55,10 +55,14 @@ def test_wal_level_of_19() -> None:
     low = {"wal_level": "replica", "effective_wal_level": "replica"}
     judge(server_checks.wal_level, on(low), "ok replica … the first logical slot raises")
     judge(server_checks.wal_level, on(low | {"wal_level": "minimal", "effective_wal_level": "minimal"}), "error minimal")
-    judge(server_checks.wal_level, facts(server=server(low, is_standby=True)), "error replica")
+    # A standby has the level of its primary, whatever its own setting is.
+    standby = server(low | {"wal_level": "logical"}, is_standby=True)
+    judge(server_checks.wal_level, facts(server=standby), "error effective_wal_level is replica … on the primary: ALTER SYSTEM")
     raised = server({"wal_level": "replica", "effective_wal_level": "logical"}, is_standby=True)
+    judge(server_checks.wal_level, facts(server=raised), "ok effective_wal_level is logical")
     primary = server({"wal_level": "replica"}, address="there:5432")
-    judge(server_checks.wal_level, facts(server=raised, others=(primary,)), "ok")
+    judge(server_checks.wal_level, facts(server=raised, others=(primary,)), "warning … loses its logical slots … on the primary")
+    judge(server_checks.wal_level, facts(server=raised, others=(server(),)), "ok")
 
 
 @pytest.mark.parametrize(
