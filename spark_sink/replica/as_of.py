@@ -42,6 +42,7 @@ from spark_sink.replica.checks import check_key_kept, keyed_versions
 from spark_sink.replica.history_table import rows_at
 from spark_sink.replica.replay import replay, without_unneeded
 from spark_sink.schema.table import DDL, copies_until, gone_columns
+from spark_sink.spark import refused_settings
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, new_changelogs, purged_changes
 from spark_sink.warehouse.errors import WarehouseError
@@ -83,7 +84,9 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
 
     Raises InvalidArgumentsError if the warehouse does not have the table, or does not know its rows at that place. Raises
     WarehouseError for a table without a key, or that had lost its key and changed since, and for a warehouse without changes.
+    Raises InitError for a session whose settings would skip or change values.
     """
+    refused_settings.refuse(spark.conf.get)
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     if isinstance(at, str):

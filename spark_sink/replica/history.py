@@ -29,6 +29,7 @@ from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import LAST_LSN, as_changes, changes_of
 from spark_sink.schema.types import split_schema
 from spark_sink.source.typed import OLD_PREFIX
+from spark_sink.spark import refused_settings
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
@@ -67,10 +68,12 @@ def read_history(spark: SparkSession, warehouse: str | Path, table: str) -> Data
     If the table has a column with one of these names, the history's column has ``_cdc_`` before its name.
 
     Raises InvalidArgumentsError if the warehouse does not have the table, WarehouseError if the table has no key, or if a purge has
-    removed changes that no later snapshot or TRUNCATE makes up for.
+    removed changes that no later snapshot or TRUNCATE makes up for. Raises InitError for a session whose settings would skip or
+    change values.
 
     Example: ``read_history(spark, "warehouse", "public.fruit").where("id = 7").orderBy("from_lsn")``
     """
+    refused_settings.refuse(spark.conf.get)
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     keyed_versions(house, known)

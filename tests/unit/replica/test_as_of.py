@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at, read_as_of
+from spark_sink.replica.history import read_history
 from spark_sink.schema.table import Table
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, new_changelogs, purged_changes
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
+from support.given_sessions import given_session
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_copy_that_comes_after_the_changes_were_read_does_not_count(
     monkeypatch.setattr(as_of, "rows_at", lambda *_: "rows")
     monkeypatch.setattr(as_of, "check_key_kept", lambda *_: None)
     monkeypatch.setattr(as_of, "without_unneeded", lambda rows, _: rows)
-    spark: Any = None
+    spark = given_session()
     if not is_late:
         assert read_as_of(spark, tmp_path, "public.fruit", at) == "rows"
         return
@@ -111,7 +113,16 @@ def test_rows_from_before_a_changelog_that_began_anew_are_not_known(
     monkeypatch.setattr(as_of, "check_key_kept", lambda *_: None)
     monkeypatch.setattr(as_of, "without_unneeded", lambda rows, _: rows)
     if lsn > (179 if is_copied else 200):
-        assert read_as_of(changelogs, tmp_path, "public.fruit", LSN(lsn)) == "rows"
+        assert read_as_of(given_session(), tmp_path, "public.fruit", LSN(lsn)) == "rows"
         return
     with pytest.raises(InvalidArgumentsError, match=f"not known at {LSN(lsn)}: its changelog began anew at 0/C8"):
-        read_as_of(changelogs, tmp_path, "public.fruit", LSN(lsn))
+        read_as_of(given_session(), tmp_path, "public.fruit", LSN(lsn))
+
+
+@pytest.mark.parametrize(
+    "read", [lambda spark, path: read_as_of(spark, path, "t", LSN(1)), lambda spark, path: read_history(spark, path, "t")]
+)
+def test_a_session_that_would_read_other_values_is_refused(tmp_path: Path, read: Any) -> None:
+    """The texts in our SQL would keep their backslashes."""
+    with pytest.raises(InitError, match="escapedStringLiterals=true"):
+        read(given_session({"spark.sql.parser.escapedStringLiterals": "true"}.get), tmp_path)
