@@ -111,13 +111,19 @@ _SCHEMAS: Final = """
 """
 
 _DETAILS: Final = """
-LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = n.oid AND r.prrelid = n.relation AND NOT EXISTS (
+LEFT JOIN {relations} r ON r.prpubid = n.oid AND r.prrelid = n.relation AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_publication_namespace s JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
     WHERE s.pnpubid = n.oid AND c.oid = n.relation)
 """
 
 TEXTS, DIGESTS = "texts", "digests"
 """What `published` tells of row filters."""
+
+# OFFSET 0: once for each row, not for each column of its table. Of the expression itself, without the places that its parts had in
+# the text of the command.
+_WITH_DIGESTS: Final = r"""(
+    SELECT *, md5(regexp_replace(prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')) AS digest
+    FROM pg_catalog.pg_publication_rel OFFSET 0)"""
 
 _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {lifts}) THEN NULL
         ELSE array_agg(DISTINCT {each}) FILTER (WHERE {counts}) END"""
@@ -128,11 +134,10 @@ _TOLD_FILTERS: Final = {
     TEXTS: _FILTERS.format(
         lifts=_OF_ROWS, each="pg_catalog.pg_get_expr(r.prqual, r.prrelid)", counts=f"r.prqual IS NOT NULL AND {_OF_ROWS}"
     ),
-    # Of the expression itself, without the places that its parts had in the text of the command.
     DIGESTS: " || ".join(
         _FILTERS.format(
             lifts=f"n.pub{operation}",
-            each=f"'{operation} ' || md5(regexp_replace(r.prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g'))",
+            each=f"'{operation} ' || r.digest",
             counts=f"n.pub{operation}",
         )
         for operation in ("insert", "update", "delete")
@@ -190,7 +195,9 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
         exceptions=_EXCEPTIONS if server_version >= EXCEPTIONS_SINCE else "",
         first_user_oid=FIRST_USER_OID,
         schemas=_SCHEMAS if has_details else "",
-        details=_DETAILS if has_details else "",
+        details=_DETAILS.format(relations=_WITH_DIGESTS if filters == DIGESTS else "pg_catalog.pg_publication_rel")
+        if has_details
+        else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
         filters=_TOLD_FILTERS[filters] if has_details else _NO_FILTERS,
         only=_ONLY.format(names=", ".join(map(quote_literal, only))) if only else "",
