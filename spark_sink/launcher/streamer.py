@@ -135,6 +135,6 @@ class Streamer(Child):
     def _has_ended_by(self, deadline: float) -> bool:
         """Drop what the streamer sends until it has ended. Return False if ``deadline`` comes first."""
         with contextlib.suppress(TimeoutError):
-            while self.read(deadline - time.monotonic()):
+            while time.monotonic() < deadline and self.read(deadline - time.monotonic()):
                 pass
         return self.wait(deadline - time.monotonic())
