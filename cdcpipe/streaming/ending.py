@@ -64,8 +64,9 @@ def take_keepalives(walsender: Walsender, progress: Progress) -> bool:
     """Take the keepalives that come at the end position, without waiting, and return False at the first record.
 
     A server that shuts down waits for the answer to one. The record is dropped: the next stream gets it. The caller reads nothing
-    more then. Otherwise the server would decode for nothing, and an error in later changes would end the stream before the last
-    feedback. Raises the error with which the server ends the stream.
+    more then. Otherwise the server would decode and send everything for nothing, and would come to errors in later changes, which
+    end the stream before the last feedback. A notice is dropped, too. Raises the error with which the server ends the stream: it
+    takes no more feedback then.
     """
     has_read = False
     while True:
@@ -73,6 +74,7 @@ def take_keepalives(walsender: Walsender, progress: Progress) -> bool:
             length, data = walsender.receive(1)
         except Walsender.Damaged:
             raise walsender.damage_error() from None
+        walsender.notices.clear()  # the server warns if it skips later changes, which are not this stream's
         if length < 0:
             raise_end(walsender, 0)
         if length == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import format_lsn
@@ -17,11 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class StatusUpdates:
-    """The status updates of one stream."""
+    """The status updates of one stream.
 
-    def __init__(self, walsender: Walsender, progress: Progress) -> None:
+    ``is_past_end`` tells whether the stream is at its end position. From then on, the server's notices are about changes that this
+    stream neither writes nor confirms, so they end nothing.
+    """
+
+    def __init__(self, walsender: Walsender, progress: Progress, *, is_past_end: Callable[[], bool] = lambda: False) -> None:
         self._walsender = walsender
         self._progress = progress
+        self._is_past_end = is_past_end
         self._unsent: bytes | None = None
 
     @property
@@ -37,7 +43,9 @@ class StatusUpdates:
     def send(self, now: float) -> None:
         """Send the update that is stuck. If there is none, send a new update."""
         if self._unsent is None:
-            if self._walsender.notices:
+            if self._is_past_end():
+                self._walsender.notices.clear()
+            elif self._walsender.notices:
                 check_notices(self._walsender)
             status = self._progress.status(now)
             self._unsent = build_status_update(

@@ -37,7 +37,7 @@ from cdcpipe.streaming.streamer import Streamer
 from cdcpipe.subcommands import stream as subcommand
 from support.fake_walsender import COPY_BOTH, READY, FakeWalsender
 from support.waiting import until
-from support.wire import keepalive, message, wal_data
+from support.wire import error_fields, keepalive, message, wal_data
 
 
 class Pipes(SimpleNamespace):
@@ -95,6 +95,24 @@ def test_one_socket_for_records_and_commands_shows_the_end_of_the_records(tmp_pa
         consumer.join()
         assert b"".join(seen) == b"w 0/8 3\none"
         assert seen[-1] == b""
+
+
+@pytest.mark.parametrize("is_direct", [True, False], ids=["direct", "libpq"])
+def test_a_warning_about_changes_after_the_end_position_ends_nothing(tmp_path: Path, pipes: Pipes, is_direct: bool) -> None:
+    """Somebody has dropped the publication after the end position, and applications go on writing."""
+
+    def consume() -> None:
+        while os.read(pipes.records_fd, 100):
+            pass
+        os.write(pipes.commands_fd, b"F 0/8\nq\n")
+
+    skips = message(b"N", error_fields("WARNING", "55000", 'skipped loading publication "p"'))
+    answer = COPY_BOTH + wal_data(8, b"one") + keepalive(32) + skips
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    with streamer(tmp_path, pipes, answer, END, b"", is_direct=is_direct, end_lsn=16, wait_after_end=True) as stream:
+        assert stream.run() == 0
+    consumer.join()
 
 
 @pytest.mark.parametrize("has_pending", [True, False])
