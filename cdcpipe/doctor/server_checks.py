@@ -13,6 +13,7 @@ from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, Server, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import lost, names_in, set_globally
+from cdcpipe.libpq.connection_hints import GENERAL_HINT
 from cdcpipe.libpq.server_errors import NO_REPLICATION
 from cdcpipe.replication.server import allows_decoding
 from cdcpipe.replication.slots import Slot
@@ -130,7 +131,7 @@ def replication(facts: Facts) -> Iterator[Verdict]:
     role = facts.role
     if facts.replication_problem is None:
         yield ok(f"user {role.name} may stream; so it may read every row of every published table")
-    elif facts.replication_hint == NO_REPLICATION:
+    elif _lacks_replication(facts):
         yield error(
             f"user {role.name} may not stream: {facts.replication_problem}",
             "only a role with the REPLICATION attribute may, on Amazon RDS a member of rds_replication",
@@ -142,6 +143,13 @@ def replication(facts: Facts) -> Iterator[Verdict]:
             "the stream needs one",
             facts.replication_hint,
         )
+
+
+def _lacks_replication(facts: Facts) -> bool:
+    """Tell whether the server refuses the walsender because of the user. A translated message has only the general hint."""
+    role = facts.role
+    is_translated = facts.replication_hint == GENERAL_HINT
+    return facts.replication_hint == NO_REPLICATION or (is_translated and not (role.can_replicate or role.is_superuser))
 
 
 def slots_left(facts: Facts) -> Iterator[Verdict]:

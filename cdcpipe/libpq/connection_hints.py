@@ -10,12 +10,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from cdcpipe import sqlstate
 from cdcpipe.libpq.driver import pq
 from cdcpipe.libpq.server_errors import HINTS, NO_POOLER, NO_REPLICATION
 
-__all__ = ["connection_hint", "is_refused_for_every_server", "where_given"]
+__all__ = ["GENERAL_HINT", "connection_hint", "is_refused_for_every_server", "where_given"]
+
+GENERAL_HINT: Final = (
+    "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"
+)
+"""The hint for a message that is not known, such as one that the server has translated."""
 
 _PARAMETER = re.compile(r'invalid "?(\w+)"? value: |invalid integer value ".*" for connection option "(\w+)"')
 """libpq's messages for a value that a connection parameter can't have."""
@@ -135,8 +141,7 @@ def connection_hint(message: str, settings: Mapping[str, str]) -> str:
         return f"no server that answers is of the kind that target_session_attrs asks for: start one, or correct {given}"
     if _NO_SETTING.search(message):
         return f"correct {where_given('options', settings)}"
-    found = next((hint for refusal, hint in _OF_REFUSAL if refusal.search(message)), None)
-    return found or "check host, port, user and database (-h -p -U -d, or libpq's environment variables), and that the server is up"
+    return next((hint for refusal, hint in _OF_REFUSAL if refusal.search(message)), GENERAL_HINT)
 
 
 def is_refused_for_every_server(message: str) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import server_checks
 from cdcpipe.doctor.facts import Asked, Transaction, WALRate
+from cdcpipe.libpq.connection_hints import connection_hint
 from cdcpipe.libpq.server_errors import NO_REPLICATION
 from cdcpipe.lsn import LSN
 from cdcpipe.publishing import NewPublication
@@ -83,6 +84,11 @@ def test_replication() -> None:
     without = replace(ROLE, can_replicate=False)
     refused = facts(replication_problem="must have the REPLICATION attribute", replication_hint=NO_REPLICATION, role=without)
     judge(server_checks.replication, refused, 'error cdc may not stream … ALTER ROLE "cdc" REPLICATION')
+    # The server's message is a translated one, so the hint is the general one.
+    message = "nur Superuser und Replikationsrollen können WAL-Sender starten"
+    translated = facts(replication_problem=message, replication_hint=connection_hint(f"FATAL:  {message}", {}), role=without)
+    judge(server_checks.replication, translated, 'error cdc may not stream: nur … ALTER ROLE "cdc" REPLICATION')
+    judge(server_checks.replication, replace(translated, role=ROLE), "error no connection for replication: nur … check host")
     # On a hosted service the role has no such attribute, whatever the problem is.
     full = facts(replication_problem="number exceeds max_wal_senders", replication_hint="raise it", role=without)
     judge(server_checks.replication, full, "error no connection for replication … max_wal_senders … raise it")
