@@ -56,19 +56,20 @@ def publications(facts: Facts) -> Iterator[Verdict]:
 
 
 def _is_up_to_service(facts: Facts) -> bool:
-    """Tell whether only the server knows whether it lets this user publish all tables."""
+    """Tell whether only the server knows whether it lets this user publish all tables. Nothing else forbids it."""
+    role = facts.role
     is_all = facts.selection is None or facts.selection.is_all
-    return is_all and not facts.role.is_superuser and facts.role.is_on_managed_service
+    return is_all and role.can_create and not role.is_superuser and role.is_on_managed_service
 
 
 def _cannot_create(facts: Facts) -> str | None:
     role = facts.role
     if role.is_superuser:
         return None
-    if facts.selection is None or facts.selection.is_all:
-        return f"a publication of all tables takes a superuser, which {role.name} is not"
     if not role.can_create:
         return f"{role.name} may not make objects in database {facts.server.database}"
+    if facts.selection is None or facts.selection.is_all:
+        return f"a publication of all tables takes a superuser, which {role.name} is not"
     foreign = [table.full_name for table in facts.selection.tables if not table.is_owned]
     return f"{role.name} does not own {listed(foreign)}" if foreign else None
 

@@ -35,6 +35,11 @@ def test_publications() -> None:
         (replace(ROLE, is_superuser=True), Selection((), is_all=True), "ok -c makes it"),
         (ROLE, Selection((), is_all=True), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
         (replace(ROLE, is_on_managed_service=True), Selection((), is_all=True), "warning managed services … --table SCHEMA.NAME"),
+        (
+            replace(ROLE, is_on_managed_service=True, can_create=False),
+            Selection((), is_all=True),
+            "error may not make objects in database shop … an administrator run CREATE PUBLICATION",
+        ),
         (ROLE, Selection((MINE,), is_all=False), "ok -c makes it"),
         (
             ROLE,
