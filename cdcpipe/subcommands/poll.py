@@ -91,17 +91,18 @@ def wait_for_copy(
 ) -> None:
     """Wait until a standby has a copy of its primary's slot, or is promoted. The rest is as for `wait_until_free`.
 
-    Raises SlotInUseError at the end of the duration, and SlotDoesNotExistError if no copy comes for long.
+    Raises SlotDoesNotExistError if no copy comes within `_FIRST_COPY_S`. A shorter duration raises SlotInUseError, because the
+    copy may still come; a duration of 0 asks only whether the slot is there.
     """
     started_at = clock() if started_at is None else started_at
-    end_at = NO_LIMIT if config.duration_s is None else started_at + config.duration_s
-    deadline = min(end_at, clock() + _FIRST_COPY_S)
+    limit_s = _FIRST_COPY_S if config.duration_s is None else min(config.duration_s, _FIRST_COPY_S)
+    may_still_come = 0 < limit_s < _FIRST_COPY_S
     log.info("this standby copies its primary's slots, and has no copy of replication slot %r yet; waiting", name)
     while copies_slots(connection) and find_slot(connection, name) is None:
-        remaining_s = deadline - clock()
+        remaining_s = started_at + limit_s - clock()
         if remaining_s <= 0:
             missing = f"replication slot {name!r} does not exist on this standby, which copies its primary's slots"
-            if deadline == end_at:
+            if may_still_come:
                 hint = f"wait longer (-u): the first copy may take {_FIRST_COPY_S:g} s; or make the slot on the primary"
                 raise SlotInUseError(f"{missing}; waited {clock() - started_at:.1f} s", hint=hint)
             raise SlotDoesNotExistError(
