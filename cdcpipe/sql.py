@@ -16,6 +16,7 @@ __all__ = [
     "LONGEST_NAME",
     "MANAGED_ROLES",
     "NO_SEARCH_PATH",
+    "SERVICE_ROLES",
     "SESSION_SETTINGS",
     "SUM_DIGITS",
     "TRIM_NUMBERS",
@@ -65,11 +66,13 @@ MANAGED_ROLES = (
     "cloudsqlsuperuser",
     "alloydbsuperuser",
     "neon_superuser",
-    "supabase_admin",
     "supabase_privileged_role",
     "tsdbadmin",
 )
-"""The roles that stand for a superuser on managed services."""
+"""The roles that stand for a superuser on managed services. A user's role can be a member."""
+
+SERVICE_ROLES = (*MANAGED_ROLES, "supabase_admin")
+"""The roles by which a managed service is known. supabase_admin is Supabase's own superuser, and no user's role is a member."""
 
 _TRANSACTION_TIMEOUT_SINCE = 170000
 _RESTRICTED_KINDS_SINCE = {14: 140013, 15: 150008, 16: 160004}

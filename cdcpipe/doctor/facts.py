@@ -100,8 +100,8 @@ class Role:
     """Whether the server shows other users' sessions to this user (pg_read_all_stats)."""
     can_create: bool
     """Whether the user may create objects in the database, such as a publication."""
-    is_on_managed_service: bool = False
-    """Whether the server has a role that stands for a superuser there. Such a server may allow more than PostgreSQL does."""
+    service_roles: tuple[str, ...] = ()
+    """The server's roles that only managed services have. Such a server may allow more than PostgreSQL does, or something else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,13 +129,14 @@ def clock(facts: Facts) -> Iterator[Verdict]:
 def replication(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the user may stream."""
     role = facts.role
+    name, is_on_rds = quote_identifier(role.name), "rds_superuser" in role.service_roles
     if facts.replication_problem is None:
         yield ok(f"user {role.name} may stream; so it may read every row of every published table")
     elif _lacks_replication(facts):
         yield error(
             f"user {role.name} may not stream: {facts.replication_problem}",
-            "only a role with the REPLICATION attribute may, on Amazon RDS a member of rds_replication",
-            f"ALTER ROLE {quote_identifier(role.name)} REPLICATION",
+            f"only a {'member of rds_replication' if is_on_rds else 'role with the REPLICATION attribute'} may",
+            f"GRANT rds_replication TO {name}" if is_on_rds else f"ALTER ROLE {name} REPLICATION",
         )
     else:
         yield error(

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import table_survey
 from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreachable, WALRate
+from cdcpipe.doctor.words import names_in
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.server import WAL_END
 from cdcpipe.replication.session import connect, connect_walsender
 from cdcpipe.replication.slots import find_slots
-from cdcpipe.sql import MANAGED_ROLES, quote_literal
+from cdcpipe.sql import SERVICE_ROLES, quote_literal
 
 __all__ = ["survey"]
 
@@ -56,7 +57,7 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_rec
 _ROLE = f"""
 SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-    EXISTS (SELECT FROM pg_catalog.pg_roles m WHERE m.rolname IN ({", ".join(map(quote_literal, MANAGED_ROLES))}))
+    ARRAY(SELECT m.rolname FROM pg_catalog.pg_roles m WHERE m.rolname IN ({", ".join(map(quote_literal, SERVICE_ROLES))}))
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
@@ -132,9 +133,15 @@ def look(connection: Connection) -> Server:
 
 
 def _role(connection: Connection) -> Role:
-    (name, is_superuser, can_replicate, sees_others, can_create, is_managed), *_ = connection.execute(_ROLE)
-    flags = (flag == "t" for flag in (is_superuser, can_replicate, sees_others, can_create, is_managed))
-    return Role(name or "", *flags)
+    (name, is_superuser, can_replicate, sees_others, can_create, service_roles), *_ = connection.execute(_ROLE)
+    return Role(
+        name or "",
+        is_superuser=is_superuser == "t",
+        can_replicate=can_replicate == "t",
+        sees_others=sees_others == "t",
+        can_create=can_create == "t",
+        service_roles=tuple(names_in((service_roles or "").strip("{}"))),
+    )
 
 
 def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:

@@ -71,7 +71,10 @@ _CLIENT_CERTIFICATE = re.compile(
 _OF_REFUSAL = [
     (re.compile(refusal), hint)
     for refusal, hint in (
-        ("unsupported startup parameter|RDS Proxy", f"this is a connection pooler: {NO_POOLER}"),
+        (
+            "unsupported startup parameter|RDS Proxy|Tenant or user not found|tenant/user .*not found",
+            f"this is a connection pooler: {NO_POOLER}",
+        ),
         (
             "password authentication failed",
             (

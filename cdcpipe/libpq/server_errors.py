@@ -53,8 +53,7 @@ NO_REPLICATION: Final = (
 )
 
 NO_POOLER: Final = (
-    "name the host and port of the server itself (-h, -p): a pooler has no logical replication,"
-    " and gives cdcpipe's session to your applications, too"
+    "name the host and port of the server itself (-h, -p): a pooler gives cdcpipe's session to your applications, too"
 )
 
 

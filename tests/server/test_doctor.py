@@ -334,6 +334,16 @@ def test_privileges(pg18: postgres.Cluster, role: str) -> None:
         connection.execute(f"drop owned by {role}")
 
 
+def test_a_managed_service_is_known_by_its_roles(pg18: postgres.Cluster) -> None:
+    with pg18.database() as database, connected(connection_parameters([("dbname", database.dsn)])) as connection:
+        assert survey._role(connection).service_roles == ()
+        connection.execute("BEGIN")  # nobody else sees the roles
+        connection.execute("CREATE ROLE rds_superuser")
+        connection.execute("CREATE ROLE supabase_admin")
+        assert set(survey._role(connection).service_roles) == {"rds_superuser", "supabase_admin"}
+        connection.execute("ROLLBACK")
+
+
 def test_who_may_make_a_publication(pg18: postgres.Cluster, role: str) -> None:
     with pg18.database() as database, database.connect() as connection:
         connection.execute(

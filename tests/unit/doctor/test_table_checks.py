@@ -34,9 +34,13 @@ def test_publications() -> None:
     [
         (replace(ROLE, is_superuser=True), Selection((), is_all=True), "ok -c makes it"),
         (ROLE, Selection((), is_all=True), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
-        (replace(ROLE, is_on_managed_service=True), Selection((), is_all=True), "warning managed services … --table SCHEMA.NAME"),
         (
-            replace(ROLE, is_on_managed_service=True, can_create=False),
+            replace(ROLE, service_roles=("rds_superuser",)),
+            Selection((), is_all=True),
+            "warning managed services … --table SCHEMA.NAME",
+        ),
+        (
+            replace(ROLE, service_roles=("rds_superuser",), can_create=False),
             Selection((), is_all=True),
             "error may not make objects in database shop … an administrator run CREATE PUBLICATION",
         ),

@@ -37,6 +37,8 @@ def test_a_value_that_libpq_refuses_is_a_wrong_argument(wrong: dict[str, str], h
     ("message", "hint"),
     [
         ("FATAL:  unsupported startup parameter: replication", "this is a connection pooler: name the host and port of the server"),
+        ("FATAL:  Tenant or user not found", "this is a connection pooler"),
+        ("FATAL:  (ENOTFOUND) tenant/user postgres.abc not found", "this is a connection pooler"),
         ("FATAL:  unsupported startup parameter in options: cdcpipe.session", "this is a connection pooler"),
         ("connection failed: Network is unreachable\n\tIs the server running on that host?", "no route to that address"),
     ],
