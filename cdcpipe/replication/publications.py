@@ -56,7 +56,10 @@ def create_publication(connection: Connection, name: str, selection: Selection, 
 
 def _creation_hint(ex: ServerError, *, is_all: bool) -> str | None:
     if is_all and ex.sqlstate == sqlstate.INSUFFICIENT_PRIVILEGE:
-        return "a publication of all tables takes a superuser: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
+        return (
+            "a publication of all tables takes a superuser; one of your own tables (--table SCHEMA.NAME, or --table 'SCHEMA.*')"
+            " takes CREATE on the database"
+        )
     return ex.hint
 
 

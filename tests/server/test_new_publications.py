@@ -81,7 +81,7 @@ REFUSED_NAMES = ", ".join(f"public.{name}" for name in REFUSED)
 
 @pytest.mark.parametrize(
     ("setting", "hint"),
-    [("default_transaction_read_only=on", "default_transaction_read_only=off"), ("role={role}", "takes a superuser")],
+    [("default_transaction_read_only=on", "default_transaction_read_only=off"), ("role={role}", "takes CREATE on the database")],
 )
 def test_a_publication_of_all_tables_that_can_not_be_created(
     database: postgres.Database, role: str, setting: str, hint: str
