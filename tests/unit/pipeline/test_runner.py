@@ -441,3 +441,34 @@ def test_the_pipeline_learns_of_the_copies_after_a_gap(monkeypatch: pytest.Monke
     pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=told.extend)
     made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
     assert told == [table]
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_open"), [("copied", False), ("stopped", True), ("interrupted", True), ("was healed", False)]
+)
+def test_a_gap_is_open_until_all_tables_are_copied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str, *, is_open: bool
+) -> None:
+    """`cdcpipe_gap_open` keeps the alert until then."""
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    seen: list[bool | None] = [made.has_open_gap]
+
+    def prepare(_: Any) -> None:
+        seen.append(made.has_open_gap)
+        if ending == "interrupted":
+            raise InterruptedError
+
+    def wait(_: float) -> bool:
+        if ending == "stopped":
+            made._stopping.set()
+        return ending == "copied"
+
+    copy = SimpleNamespace(prepare=prepare, start=lambda *_: None, wait=wait, stop=lambda: None, copied={})
+    copy.record_if_healed = lambda _: ending == "was healed"
+    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    log = SimpleNamespace(progress=Progress(), prepared=SimpleNamespace(tables=()), has_ended=False)
+    monkeypatch.setattr(made, "launcher", log)
+    pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=lambda _: None)
+    made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
+    assert seen == ([None] if ending == "was healed" else [None, True])
+    assert made.has_open_gap == is_open
