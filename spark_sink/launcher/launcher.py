@@ -342,7 +342,8 @@ class Launcher(Background):
         """
         if lsn > sealer.sealed_lsn:
             sealer.drain()
-            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn):
+            at = self._asked_at if self.config.available_now else None
+            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn, at):
                 feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
                 return
         feedback.waiting_idle = None

@@ -40,13 +40,14 @@ _NAME = "known.json"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is recorded: the LSN, and when the log had everything of the server up to there; both are 0 if nothing is recorded.
-
-    The time is in seconds since 1970. While the server sends what is older, it is later than the truth (status/ladder.py).
-    """
+    """What is recorded. All fields are 0 if nothing is."""
 
     lsn: int = 0
     time: float = 0.0
+    """When the server's WAL ended at the LSN or before, in seconds since 1970; later, if the walsender was behind.
+
+    Such a walsender tells its own place as the end of the WAL.
+    """
     end_lsn: int = 0
     """The end of the log's segments at that time; 0 if it is not recorded, as by older versions."""
 
@@ -58,8 +59,7 @@ class Account:
 def record(root: Path, lsn: int, end_lsn: int = 0, at: float | None = None) -> bool:
     """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed.
 
-    ``end_lsn`` is the end of the log's segments; 0 if it is not known now. ``at`` is when the server's WAL was no further than
-    ``lsn``, in seconds since 1970; None for now.
+    ``end_lsn`` is the end of the log's segments; 0 if it is not known now. ``at`` is the account's time; None for now.
     """
     try:
         found = read(root)

@@ -16,12 +16,14 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.printable import printable
 from cdcpipe.units import format_duration, format_size
-from spark_sink.status.ladder import ON_THE_WAY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Alert", "Limit", "Limits", "State", "judge", "moved_slot", "unknown"]
+
+_ON_THE_WAY_BYTES: Final = 16 << 20
+"""A walsender that is at most this far behind (one WAL segment) counts as up to date: the rest of the WAL is only just written."""
 
 
 class State(enum.IntEnum):
@@ -228,7 +230,7 @@ def _is_on_the_way(rung: Mapping[str, Any], ladder: list[Mapping[str, Any]]) -> 
     hours if the published tables rarely change.
     """
     sent = next((each["behind_bytes"] for each in ladder if each["rung"] == "sent"), None)
-    return bool(rung["at_most"]) and sent is not None and sent <= ON_THE_WAY_BYTES
+    return bool(rung["at_most"]) and sent is not None and sent <= _ON_THE_WAY_BYTES
 
 
 def _judge_wal(alert: Alert, server: Mapping[str, Any] | None, slot: str, limit: Limit | None) -> None:

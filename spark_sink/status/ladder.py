@@ -15,12 +15,15 @@ that the stage above it has counts as being at the same position: an idle pipeli
 the staging log that the stage lacks. If the staging log lacks it, too, its age is not known. Then ``behind_seconds`` is the time
 since the newest transaction in the log, or since the log was known to be complete, whichever is shorter; ``at_most`` says that this
 is an upper bound. For a stage that is not behind it is 0.
+
+If the walsender was behind when the log was last known to be complete, the bound is too low by that (`Account.time`).
+``behind_bytes`` is right all the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cdcpipe.lsn import format_lsn
 from spark_sink.staging.commit_times import CommitTimes
@@ -32,10 +35,7 @@ if TYPE_CHECKING:
     from spark_sink.staging.account import Account
     from spark_sink.staging.log import Position
 
-__all__ = ["ON_THE_WAY_BYTES", "Rung", "build"]
-
-ON_THE_WAY_BYTES: Final = 16 << 20
-"""A walsender that is at most this far behind (one WAL segment) counts as up to date: the rest of the WAL is only just written."""
+__all__ = ["Rung", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,6 @@ def build(
         # slot says counts only for an older version, which kept no account: another program may have moved the slot.
         confirmed_lsn = 0 if keeps_account else report.confirmed_flush_lsn or 0
         received_lsn, top = max(confirmed_lsn, known.lsn), report.wal_lsn
-        if report.sent_lsn is not None and top - report.sent_lsn > ON_THE_WAY_BYTES:
-            # The walsender catches up. It tells its own place as the end of the WAL, which the server has passed long before.
-            known = replace(known, time=0.0)
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
             rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
     if sealed is None:

@@ -552,9 +552,11 @@ def test_an_idle_position_in_the_log_is_confirmed_to_the_next_streamer(fake: Cal
 def test_the_idle_position_at_the_end_is_confirmed_after_an_open_segment_is_sealed(fake: Callable[..., Fake]):
     """pg_upgrade refuses a slot behind a committed transaction, also if the transaction changed nothing that is published."""
     made = fake(WORK, [{}, {"idle": "0/4000"}])
-    made.run(seal=SealPolicy())
+    launcher = made.run(seal=SealPolicy())
     assert len(list_segments(made.staging)) == 1
-    assert (account.read(made.staging).lsn, made.confirmed_lsn) == (0x4000, 0x4000)
+    found = account.read(made.staging)
+    assert (found.lsn, made.confirmed_lsn) == (0x4000, 0x4000)
+    assert found.time == round(launcher._asked_at, 3)  # the log does not have what the server wrote since
     made.check(WORK)
 
 
