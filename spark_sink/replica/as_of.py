@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.warehouse import Source
 
-__all__ = ["At", "moment", "parse_at", "read_as_of"]
+__all__ = ["At", "moment", "parse_at", "read_as_of", "time_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def _last_lsn(
     begins_with_snapshot = found["snapshot"] is not None and found["snapshot"] == found["first"]
     if begins_with_snapshot and (found["snapshot"] > last_lsn or found["snapshot"] in late_copies):
         snapshot = format_lsn(found["snapshot"])
-        since = _time(found["snapshot_us"]) if isinstance(at, datetime) else snapshot
+        since = time_of(found["snapshot_us"]) if isinstance(at, datetime) else snapshot
         raise InvalidArgumentsError(
             f"the rows of {table} are known only since its snapshot at {snapshot}, not at {at}", hint=f"ask for {since} or later"
         )
@@ -249,7 +249,7 @@ def moment(at: datetime) -> Column:
     return F.timestamp_micros(F.lit(microseconds))
 
 
-def _time(micros: int) -> datetime:
+def time_of(micros: int) -> datetime:
     """Return a time that Spark gave in microseconds."""
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
 
@@ -264,7 +264,7 @@ def _check_begun(spark: SparkSession, house: Warehouse, at: datetime) -> None:
                 return
             first_times.append(changes.agg(F.unix_micros(F.min("_cdc_commit_time"))).collect()[0][0])
     first = min((micros for micros in first_times if micros is not None), default=None)
-    hint = None if first is None else f"the first one committed at {_time(first)}"
+    hint = None if first is None else f"the first one committed at {time_of(first)}"
     raise InvalidArgumentsError(
         f"{at.isoformat(' ')} is before the first transaction in {house.name}: the rows of that time are not known", hint=hint
     )

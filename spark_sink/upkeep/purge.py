@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,7 +46,7 @@ from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from spark_sink.replica.as_of import At
 
@@ -54,6 +55,9 @@ __all__ = ["Purged", "find_table", "purge", "purge_histories"]
 _T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)
+
+_MUCH_AHEAD = timedelta(days=1)
+"""From how much on a commit time ahead of its order is worth a warning. Transactions that commit at one time differ by little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,27 +186,31 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         is_late = F.col("_cdc_epoch") > before.epoch
         last_lsn = before.lsn - 1
     is_before = is_late & (end_lsn <= last_lsn)
-    late = [each.where(is_before).agg(F.min(end_lsn)).collect()[0][0] for each in _until(is_stopping, changes)]
-    place = min([last_lsn, *(int(found) - 1 for found in late if found is not None)])
-    if place < last_lsn and isinstance(before, datetime):
-        _warn_of_future(changes, place + 1)
-    return place
+    first = F.min(F.struct(end_lsn, F.unix_micros("_cdc_commit_time")))
+    found = [each.where(is_before).agg(first).collect()[0][0] for each in _until(is_stopping, changes)]
+    late = min((each for each in found if each is not None), key=itemgetter(0), default=None)
+    if late is None:
+        return last_lsn
+    lsn = int(late[0])
+    if isinstance(before, datetime):
+        _warn_of_future(lsn, as_of.time_of(late[1]), before)
+    return lsn - 1
 
 
 _warned: set[int] = set()
-"""The LSNs of the transactions that were named because their times are to come: each once."""
+"""The LSNs of the transactions that were named because their times are far ahead: each once."""
 
 
-def _warn_of_future(changes: Iterable[DataFrame], lsn: int) -> None:
-    """Warn once if the transaction that ends at an LSN, which keeps what follows it, has a time that is still to come."""
-    if lsn in _warned:
-        return
-    of_lsn = F.col("_cdc_end_lsn") == lsn
-    is_future = of_lsn & (F.col("_cdc_commit_time") > as_of.moment(datetime.now(UTC)))
-    if any(not each.where(is_future).isEmpty() for each in changes):
+def _warn_of_future(lsn: int, time: datetime, before: datetime) -> None:
+    """Warn once of a transaction that keeps what follows it for long, although that is old: the server's clock was ahead.
+
+    ``lsn`` is its end, ``time`` its commit time.
+    """
+    if time > before + _MUCH_AHEAD and lsn not in _warned:
         _warned.add(lsn)
         _logger.warning(
-            "no change from %s on is removed by its age until the time of the transaction there is old enough: it is still to come,"
-            " because the server's clock was ahead. cdcpipe-spark purge --before with a later LSN passes it",
+            "no change from %s on is removed by its age until the time of the transaction there, %s, is old enough, too: it is far"
+            " ahead of later ones, because the server's clock was. cdcpipe-spark purge --before with a later LSN passes it",
             format_lsn(lsn),
+            time.isoformat(" "),
         )

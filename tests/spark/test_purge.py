@@ -200,18 +200,22 @@ def test_logical_messages_in_parquet(spark: SparkSession, tmp_path: Path) -> Non
     assert places(spark, house, MESSAGES) == [30]
 
 
-def test_a_transaction_of_the_future_that_stops_the_purge_is_named_once(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_transaction_far_ahead_that_stops_the_purge_is_named_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Its time may have come already: the purge waits until it is as old as all others."""
+    monkeypatch.setattr(purge_module, "_warned", set())
     house = warehouse(tmp_path, "delta")
-    future = datetime.now(UTC) + timedelta(days=300)
-    add(spark, house, [(*each[:10], future if each[7] == 20 else each[10], *each[11:]) for each in CHANGES], 0, 50)
+    ahead = NEW_YEAR + timedelta(days=100)
+    add(spark, house, [(*each[:10], ahead if each[7] == 20 else each[10], *each[11:]) for each in CHANGES], 0, 50)
     for _ in range(2):
         assert purge_module._place(spark, house, NEW_YEAR + timedelta(seconds=51)) == 19
-    assert [each.getMessage().split(" is removed")[0] for each in caplog.records] == ["no change from 0/14 on"]
+    (message,) = caplog.messages
+    assert message.startswith("no change from 0/14 on is removed by its age")
+    assert "2026-04-11 00:00:00+00:00" in message
 
 
-def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The place is before the first transaction, of any table, that is not older. The times of later transactions do not matter."""
     house = warehouse(tmp_path, "delta")
     early, late = NEW_YEAR + timedelta(seconds=30), NEW_YEAR + timedelta(seconds=35)
@@ -221,6 +225,7 @@ def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
     seconds = [(10, 0), (11, 10), (34, 19), (36, 40), (51, 50)]
     times = [NEW_YEAR + timedelta(seconds=second) for second, _ in seconds]
     assert [purge_module._place(spark, house, time) for time in times] == [place for _, place in seconds]
+    assert caplog.messages == []  # seconds, and all the more milliseconds, are nothing to warn of
     assert [purge_module._place(spark, house, place) for place in (LSN(41), Position(1, 41))] == [40, 40]
     for beyond in (LSN(51), Position(2, 50)):
         with pytest.raises(InvalidArgumentsError, match=r"the tables are at .*, before") as caught:
