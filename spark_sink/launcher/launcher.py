@@ -89,6 +89,7 @@ class Progress:
     records: int = 0
     transactions: int = 0
     open_size: int = 0
+    """What was received, but is not sealed yet: the open segment, and segments that wait for the disk."""
     restarts: int = 0
     last_error: str | None = None
     last_error_at: float | None = None
@@ -318,8 +319,9 @@ class Launcher(Background):
                     time.sleep(_BULK_PAUSE_S * child.pipe_share)
             else:
                 self._apply(filler.tick(time.monotonic()), writer, sealer, feedback)
-            if writer.open_size != self._progress.open_size:
-                self._note(open_size=writer.open_size)
+            open_size = writer.open_size + sealer.unsealed_size
+            if open_size != self._progress.open_size:
+                self._note(open_size=open_size)
 
     def _tell(self, line: str) -> None:
         """Log a line from a child's stderr. Its final error is a mere info here, because it is reported as the child's failure."""

@@ -52,6 +52,8 @@ class Sealer:
         self._error: BaseException | None = None
         self._remove_at = time.monotonic() + _REMOVE_INTERVAL_S
         self.sealed_lsn = 0
+        self.unsealed_size = 0
+        """The bytes of the segments that were submitted, and are not sealed yet: they wait for the disk."""
         self._thread = Worker(target=self._run, name="cdcpipe-sealer", daemon=True)
         self._thread.start()
 
@@ -65,6 +67,7 @@ class Sealer:
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) < 2 or self._error is not None)
             self._queue.append(sealing)
+            self.unsealed_size += sealing.cut.size
             self._changed.notify_all()
         self.check()
 
@@ -99,7 +102,7 @@ class Sealer:
                     segment = self._writer.seal(sealing)
                 self._sealed(segment, sealing)
                 self.sealed_lsn = segment.end_lsn
-                self._sealing_ended()
+                self._sealing_ended(sealing.cut.size)
                 self._afterwards(segment, sealing)
         except BaseException as ex:  # noqa: BLE001 - `check` raises it again in the launcher's thread
             self._error = ex
@@ -115,8 +118,9 @@ class Sealer:
             self._work = "sealing"
             return self._queue.popleft()
 
-    def _sealing_ended(self) -> None:
+    def _sealing_ended(self, sealed_size: int = 0) -> None:
         with self._changed:
+            self.unsealed_size -= sealed_size
             self._work = "afterwards"
             self._changed.notify_all()
         self._wake()

@@ -366,6 +366,35 @@ def test_a_segment_is_sealed_by_age_while_nothing_comes(fake: Callable[..., Fake
     made.check(WORK)
 
 
+def test_a_segment_that_waits_for_the_disk_is_not_sealed_yet(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """The alert CdcpipeLogBehind leaves out the time in which all that was received is sealed."""
+    made, has_begun, may_go_on, passes = fake(), threading.Event(), threading.Event(), []
+    seal, check = StagingWriter.seal, sealer.Sealer.check
+
+    def slow(writer: StagingWriter, sealing: Any) -> Any:
+        has_begun.set()
+        may_go_on.wait()
+        return seal(writer, sealing)
+
+    def count(of: sealer.Sealer) -> None:
+        passes.append(of)
+        check(of)
+
+    monkeypatch.setattr(StagingWriter, "seal", slow)
+    monkeypatch.setattr(sealer.Sealer, "check", count)
+    with Launcher(made.config(available_now=False, seal=SealPolicy(1 << 30, 0.01, backlog_interval_s=0))) as launcher:
+        try:
+            until(has_begun.is_set)
+            before = len(passes)
+            until(lambda: launcher._wakeup.set() or len(passes) >= before + 3)  # it has noted what is open since the cut
+            assert launcher.progress.open_size > 0
+        finally:
+            may_go_on.set()
+        until(lambda: made.confirmed_lsn == WORK[-1].end_lsn)
+        until(lambda: launcher.progress.open_size == 0)
+    made.check(WORK)
+
+
 def test_feedback_does_not_wait_for_a_streamer_that_does_not_read_it(tmp_path: Path):
     sleeper = (sys.executable, "-c", "import signal; signal.pause()")
     with streamer.Streamer(["-S", "s"], command=sleeper, temporary=tmp_path, tell=print) as child:
