@@ -103,6 +103,7 @@ def purge(
                     each.check()
                     purged_changes.record(house, each.table, each.lsn)
                     each.remove()
+                _logger.info("%s: %d changes from before %s removed", each.table, each.rows, before)
     return [Purged(each.table, each.rows, each.kept, each.reason) for each in purges]
 
 

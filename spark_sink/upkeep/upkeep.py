@@ -287,12 +287,9 @@ class Upkeep:
         if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
             before = self._before(age_s)
             try:
-                found = purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
+                purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
             except InterruptedError:
                 return
-            for each in found:
-                if each.rows:
-                    _logger.info("%s: %d changes from before %s removed", each.table, each.rows, before.isoformat(" "))
             self._times.record(PURGE)
 
     def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:

@@ -227,6 +227,10 @@ def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path, caplog: pytest
     assert [purge_module._place(spark, house, time) for time in times] == [place for _, place in seconds]
     assert caplog.messages == []  # seconds, and all the more milliseconds, are nothing to warn of
     assert [purge_module._place(spark, house, place) for place in (LSN(41), Position(1, 41))] == [40, 40]
+    for looks in (0, 1):
+        answers = iter([*[False] * looks, True])
+        with pytest.raises(InterruptedError):
+            purge_module._place(spark, house, times[-1], lambda answers=answers: next(answers))
     for beyond in (LSN(51), Position(2, 50)):
         with pytest.raises(InvalidArgumentsError, match=r"the tables are at .*, before") as caught:
             purge(spark, tmp_path, beyond)

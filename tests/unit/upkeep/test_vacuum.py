@@ -22,6 +22,7 @@ from spark_sink.delta.removed_files import keep_names
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.unused_files import unused_files
 from spark_sink.files import clock
+from spark_sink.replica import merge
 from spark_sink.schema.table import NO_COPIES, Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.upkeep import purge, upkeep
@@ -56,8 +57,8 @@ def observed(monkeypatch: pytest.MonkeyPatch, lock: TableLock, name: str, events
     right = getattr(lock, name)
 
     @contextmanager
-    def taken() -> Iterator[None]:
-        with right():
+    def taken(*given: object) -> Iterator[None]:
+        with right(*given):
             events.append(f"{name} taken")
             yield
         events.append(f"{name} free")
@@ -248,9 +249,42 @@ def test_a_vacuum_that_fails_is_named_as_one(
     assert [each.partition(" was not ")[2][:9] for each in caplog.messages] == ["vacuumed "] * 2
 
 
-def test_a_purge_that_is_to_stop_looks_at_no_further_table() -> None:
-    """With a thousand tables it takes many minutes, and the supervisor kills."""
-    seen: list[int] = []
+@pytest.mark.parametrize(
+    ("stops_after", "expected"),
+    [
+        ("look at fruit", ["look at fruit"]),
+        ("purge fruit", ["look at fruit", "look at basket", "alone taken", "purge fruit", "alone free"]),
+    ],
+)
+def test_a_purge_that_is_to_stop_goes_on_with_no_further_table(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stops_after: str, expected: list[str]
+) -> None:
+    """With a thousand tables it takes many minutes, and the supervisor kills. What was removed until then is in the log."""
+    events: list[str] = []
+    lock = TableLock(house.root)
+    observed(monkeypatch, lock, "alone", events)
+
+    class Old:
+        def __init__(self, table: Table, lsn: int) -> None:
+            self.table, self.lsn, self.rows, self.kept, self.reason = table, lsn, 2, 0, ""
+            events.append(f"look at {table.name}")
+
+        def check(self) -> None:
+            pass
+
+        def remove(self) -> None:
+            events.append(f"purge {self.table.name}")
+
+    monkeypatch.setattr(purge, "TableLock", lambda _: lock)
+    monkeypatch.setattr(purge, "_all", lambda _: [FRUIT, Table("public", "basket")])
+    monkeypatch.setattr(purge, "_place", lambda *_: 10)
+    monkeypatch.setattr(purge, "changelogs_of", lambda *_: SimpleNamespace(old_changes=Old))
+    monkeypatch.setattr(merge, "finish_snapshots", lambda *_: None)
+    monkeypatch.setattr(Warehouse, "has_changelog", lambda *_: True)
+    caplog.set_level("INFO", "spark_sink.upkeep.purge")
+    spark: Any = Session()
     with pytest.raises(InterruptedError):
-        seen.extend(purge._until(lambda: bool(seen), [1, 2, 3]))
-    assert seen == [1]
+        purge.purge(spark, house.root, datetime(2026, 3, 1, tzinfo=UTC), is_stopping=lambda: stops_after in events)
+    assert events == expected
+    said = [each for each in caplog.messages if each.endswith("removed")]
+    assert said == ["public.fruit: 2 changes from before 2026-03-01 00:00:00+00:00 removed"] * ("purge fruit" in events)
