@@ -27,7 +27,7 @@ from cdcpipe.options import (
 from cdcpipe.system_ids import parse_system_id
 from cdcpipe.units import parse_seconds
 from spark_sink.client.connection import connection_arguments
-from spark_sink.commands.parameters import DIRECTORY, PLACE, minute_or_off, parse_amount, parse_retention
+from spark_sink.commands.parameters import DIRECTORY, PLACE, Directory, minute_or_off, parse_amount, parse_retention
 from spark_sink.files.local import check_usable
 from spark_sink.staging.readers import Retention
 
@@ -168,7 +168,7 @@ _launcher_groups = (
         ),
         cloup.option(
             "--spill",
-            type=DIRECTORY,
+            type=Directory(),  # the start looks whether it can be used: then the staging directory can keep the error
             metavar="DIR",
             show_default="the staging directory",
             help="Hold transactions in progress that are too large for memory in unnamed files in this directory.",

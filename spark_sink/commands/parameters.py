@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from cdcpipe.errors import CdcpipeError
 from cdcpipe.units import has_size_unit, parse_duration, parse_size
-from spark_sink.files.local import local_directory
+from spark_sink.files.local import check_readable, local_directory
 from spark_sink.files.places import place
-from spark_sink.files.system_hints import hint_of
 from spark_sink.snapshot.schedule import parse_hours
 from spark_sink.staging.readers import Retention
 from spark_sink.status.check import Limit
@@ -39,16 +35,23 @@ class Directory(click.Path):
         super().__init__(file_okay=False, readable=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse a URL, any value that click refuses, and a directory that this user can't read.
+        """Refuse a URL, and any value that click refuses."""
+        local_directory(value, _named(param))
+        return super().convert(value, param, ctx)
 
-        The last is no InvalidArgumentsError: a mount point often can't be read before its file system is mounted.
-        """
-        what = "this" if param is None else param.opts[-1]
-        local_directory(value, what)
-        found: Path = super().convert(value, param, ctx)  # type: ignore[assignment] # of the type path_type
-        if os.path.isdir(found) and not os.access(found, os.R_OK | os.X_OK):  # noqa: PTH112 - Path's raises PermissionError
-            raise CdcpipeError(f"{found}: {what} can't be read by this user", hint=hint_of(PermissionError(errno.EACCES, "")))
+
+class _ReadableDirectory(Directory):
+    """A directory that this user can read, if it exists."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what `check_readable` refuses, too."""
+        found: Path = super().convert(value, param, ctx)
+        check_readable(found, _named(param))
         return found
+
+
+def _named(param: click.Parameter | None) -> str:
+    return "this" if param is None else param.opts[-1]
 
 
 def parse_amount(text: str) -> int:
@@ -119,10 +122,10 @@ class _Place(click.ParamType[Path]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if isinstance(value, str) and "://" not in value:
             return Path(DIRECTORY.convert(value, param, ctx))
-        return place(value, "this" if param is None else param.opts[-1])
+        return place(value, _named(param))
 
 
 minute_or_off, hour_or_off = _duration_or_off(60.0), _duration_or_off(3600.0)
 
-DIRECTORY = Directory()
+DIRECTORY = _ReadableDirectory()
 PLACE = _Place()

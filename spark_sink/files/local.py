@@ -27,6 +27,7 @@ __all__ = [
     "RESTORE",
     "TEMPORARY_PREFIX",
     "DamagedFileError",
+    "check_readable",
     "check_there",
     "check_usable",
     "fsync_directory",
@@ -114,10 +115,20 @@ def check_usable(path: Path, what: str) -> None:
 
 
 def check_there(path: Path, what: str) -> None:
-    """Raise an error unless ``path`` is a directory that is there, and that this user may write to. See `check_usable`."""
+    """Raise an error unless ``path`` is a directory that is there, and that this user may read and write. See `check_usable`."""
     check_usable(path, what)
     if not path.exists():
         raise CdcpipeError(f"{path}: {what} is not there", hint="create it; or is its file system not mounted yet?")
+    check_readable(path, what)
+
+
+def check_readable(path: Path, what: str) -> None:
+    """Raise an error if ``path`` is a directory that this user can't read.
+
+    It is no InvalidArgumentsError: a mount point often can't be read before its file system is mounted.
+    """
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):  # noqa: PTH112 - Path's raises PermissionError
+        raise CdcpipeError(f"{path}: {what} can't be read by this user", hint=hint_of(PermissionError(errno.EACCES, "")))
 
 
 def _is_there(path: Path) -> bool:

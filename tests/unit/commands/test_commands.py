@@ -12,8 +12,10 @@ import pytest
 import spark_sink.__main__ as main_module
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.commands import land, run
 from spark_sink.commands.parameters import DIRECTORY
 from spark_sink.files import system_limits
+from spark_sink.launcher.config import LauncherConfig
 from spark_sink.staging import last_error
 from support.cli_process import SPARK_COMMAND, run_spark_cli
 from support.forked_commands import ForkedCommands
@@ -81,6 +83,17 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: p
         DIRECTORY.convert(str(tmp_path), None, None)
     assert raised.value.exit_code == ExitCode.SYSTEM_ERROR  # its file system may not be mounted yet
     assert str(raised.value.hint).startswith("let this user read and write there")
+
+
+def test_a_spill_directory_that_cannot_be_read_may_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount point of another user, before its mount. The start refuses it, and `status` shows that; the options did before."""
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.R_OK)
+    for command in (land.command, run.command):
+        [spill] = [each for each in command.params if each.name == "spill"]
+        assert spill.type.convert(str(tmp_path), None, None) == tmp_path
+    config = LauncherConfig("s", tmp_path / "staging", ("p",), spill=tmp_path)
+    with pytest.raises(CdcpipeError, match="the spill directory can't be read by this user"):
+        config.check_spill()
 
 
 @pytest.mark.parametrize("command", [["land"], ["run", "--warehouse", "lake"]])
