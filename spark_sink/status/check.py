@@ -191,11 +191,14 @@ def _judge_waiting(alert: Alert, waiting: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _judge_other_reader(alert: Alert, found: Mapping[str, Any]) -> None:
-    """Add a finding if another program streams from the slot: what it confirms is lost for the log."""
+    """Add a finding if another program may stream from the slot: what it confirms is lost for the log.
+
+    After the machine of a launcher has lost its power or its network, the server holds the slot until wal_sender_timeout.
+    """
     server = found["server"]
     if found["launcher"] is None and server is not None and server["active"]:
-        slot = found["source"]["slot"]
-        alert.add(State.WARNING, f"another program uses slot {slot}: no launcher runs here, but the slot is in use")
+        who = "another program streams from it, or the server still has the connection of a launcher that has ended"
+        alert.add(State.WARNING, f"slot {found['source']['slot']} is in use, but no launcher runs here: {who}")
 
 
 def _judge_lag(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
@@ -207,7 +210,7 @@ def _judge_lag(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
     behind = "behind the log" if found["server"] is None else "behind"
     missing = [rung["rung"] for rung in ladder if rung["position"] is None and rung["rung"] != "sent"]
     timed = [rung for rung in ladder if rung["behind_seconds"] is not None]
-    # Without a launcher, it is another program that gets what the server sends.
+    # Without a launcher, what the server sends does not come here.
     seconds = [rung["behind_seconds"] for rung in timed if found["launcher"] is None or not _is_on_the_way(rung, ladder)]
     sizes = [rung["behind_bytes"] for rung in ladder if rung["behind_bytes"] is not None]
     is_untimed = any(rung["behind_seconds"] is None and rung["behind_bytes"] for rung in ladder)

@@ -161,7 +161,8 @@ CASES = [
         ),
         Limits(lag_s=S60),
         CRITICAL,
-        "25 h behind (limit 60 s); another program uses slot shop_cdc: no launcher runs here, but the slot is in use",
+        "25 h behind (limit 60 s); slot shop_cdc is in use, but no launcher runs here: another program streams from it, or the"
+        " server still has the connection of a launcher that has ended",
         id="what is missing has been sent to another program",
     ),
     pytest.param(
