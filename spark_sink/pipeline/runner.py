@@ -20,6 +20,7 @@ import logging
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from cdcpipe.threads import Background
@@ -43,7 +44,7 @@ from spark_sink.snapshot.gap import GapSnapshot, in_words
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Schedule
-from spark_sink.spark import given, jvm, session
+from spark_sink.spark import given, jvm, session, shared
 from spark_sink.spark.failure import explained
 from spark_sink.spark.interrupts import without_cancelling
 from spark_sink.staging import last_error, samples
@@ -288,26 +289,26 @@ class Runner(Background):
 
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
-        """Yield a session of the run's own, a copy: of an existing one, or else of one that is made here and stopped at the end."""
+        """Yield a session of the run's own, a copy: of an existing one, or else of one that runs make, and stop at the end."""
         config = self.config
 
         def note(step: str) -> None:
             self._step = step
 
-        with ExitStack() as stack:
-            if self._spark is None:
-                self._spark = session.build(
-                    app_name=f"cdcpipe {config.launcher.slot}",
-                    master=config.master,
-                    format=config.format,
-                    conf=config.conf,
-                    jars_dir=config.jars_dir,
-                    ui=config.ui,
-                    on_step=note,
-                    locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
-                    on_made=lambda made: stack.callback(_stop, made),
-                )
-            yield session.own(self._spark)
+        build = partial(
+            session.build,
+            app_name=f"cdcpipe {config.launcher.slot}",
+            master=config.master,
+            format=config.format,
+            conf=config.conf,
+            jars_dir=config.jars_dir,
+            ui=config.ui,
+            on_step=note,
+            locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
+        )
+        with shared.entered(self._spark, build) as spark:
+            self._spark = spark
+            yield session.own(spark)
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
@@ -462,11 +463,6 @@ class Runner(Background):
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self.monitor.lag(lsn, now)
-
-
-def _stop(spark: SparkSession) -> None:
-    if not jvm.has_ended(0):
-        spark.stop()
 
 
 def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkeep:

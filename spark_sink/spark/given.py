@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.spark import refused_settings, session
+from spark_sink.spark import refused_settings, session, shared
 from spark_sink.spark.existing import existing
 from spark_sink.spark.home import check_named
 
@@ -17,12 +17,12 @@ __all__ = ["take"]
 
 
 def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> SparkSession | None:  # noqa: A002
-    """Return the session that a run takes; None if it has to make one, with ``conf``.
+    """Return the session that a run takes; None if it has to make one, with ``conf``, or to share one of other runs.
 
     Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
     """
     spark = given or existing()
-    if spark is not None:
+    if spark is not None and (given or not shared.is_made(spark)):
         session.check(spark, format)
         return spark
     session.check_jvm(format)

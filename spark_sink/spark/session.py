@@ -115,8 +115,8 @@ def build(
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
     spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
     about what is being done. ``locks`` are lock files: what this process holds of them when it is killed, its JVM holds until its
-    own end. ``on_made`` gets the session if it was made here: nobody else stops it, once it fits. Raises InitError if Java, pyspark
-    or Delta Lake is missing.
+    own end. ``on_made`` gets the session if it was made here, and fits: nobody else stops it. Raises InitError if Java, pyspark or
+    Delta Lake is missing.
     """
     try:
         from spark_sink.spark.existing import existing
@@ -189,9 +189,12 @@ def _start(
             spark = there = existing()  # the program may have made one while the JVM started
             if spark is None:
                 spark = builder.getOrCreate()
-                on_made(spark)
         jvm.log_lost_connections(spark.sparkContext)
-        (_check_new if there is None else check)(spark, format)
+        if there is None:
+            _check_new(spark, format)
+            on_made(spark)
+        else:
+            check(spark, format)
     except CdcpipeError:
         raise
     except Exception as ex:
@@ -222,7 +225,7 @@ def _check_new(spark: SparkSession, format: str) -> None:  # noqa: A002
     """
     try:
         check(spark, format)
-    except InitError:
+    except Exception:
         spark.stop()
         raise
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import subprocess
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,12 +30,13 @@ from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours
-from spark_sink.spark import jvm, session
+from spark_sink.spark import given, jvm, session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import StagingLock, lock_owner
 from spark_sink.staging.log import Position, StagingError
+from support.given_sessions import given_session
 from support.staged import make_epoch
 
 OPTIONS = """--format parquet --types native --mask a.b.c=null --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
@@ -287,9 +288,9 @@ def test_a_run_holds_the_lock_while_the_server_exports_the_snapshot(monkeypatch:
 def test_a_run_works_in_a_session_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """While a table was healed, Delta took the program's own writes in its session for ours, and skipped the second one."""
     monkeypatch.setattr(session, "own", lambda spark: ("a copy of", spark))
-    given = SimpleNamespace(stop=lambda: pytest.fail("it is the program's"))
-    with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"), cast("Any", given))._session() as spark:
-        assert spark == ("a copy of", given)
+    programs: Any = given_session()  # without stop()
+    with Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"), programs)._session() as spark:
+        assert spark == ("a copy of", programs)
 
 
 @pytest.mark.parametrize("is_made_here", [True, False])
@@ -297,7 +298,8 @@ def test_a_run_stops_the_session_that_it_has_made_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_made_here: bool
 ) -> None:
     stopped: list[str] = []
-    found = SimpleNamespace(stop=lambda: stopped.append("stopped"))
+    found = given_session()
+    found.stop = lambda: stopped.append("stopped")
 
     def build(*, on_made: Any, **_: object) -> Any:
         if is_made_here:
@@ -310,6 +312,35 @@ def test_a_run_stops_the_session_that_it_has_made_itself(
         assert spark is found
         assert not stopped
     assert len(stopped) == is_made_here
+
+
+def test_the_last_run_that_leaves_a_session_stops_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run that had made it stopped it at its end, and the other one died."""
+    stopped: list[str] = []
+    made = given_session()
+    made.stop = lambda: stopped.append("stopped")
+    there: list[Any] = []
+
+    def build(*, on_made: Any, **_: object) -> Any:
+        if not there:
+            there.append(made)
+            on_made(made)
+        return made
+
+    monkeypatch.setattr(session, "own", lambda spark: spark)
+    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr("spark_sink.spark.given.existing", lambda: made)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    config = RunConfig(launcher(tmp_path), tmp_path / "warehouse")
+    first, second, third = Runner(config)._session(), Runner(config)._session(), Runner(config, cast("Any", made))._session()
+    with ExitStack() as later:
+        with first:
+            later.enter_context(second)
+            later.enter_context(third)  # a cell has got it by build_session()
+            assert given.take(None, "parquet", {}) is None  # it may be gone when the run comes to it
+            assert given.take(cast("Any", made), "parquet", {}) is made
+        assert not stopped
+    assert stopped == ["stopped"]
 
 
 def noted(tmp_path: Path) -> Runner:

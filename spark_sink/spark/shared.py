@@ -1,0 +1,59 @@
+"""Shares the session that a run has made with the other runs of this process. The last run that leaves it stops it.
+
+A session that the program has made or given is the program's: no run stops it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
+
+from spark_sink.spark import jvm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+__all__ = ["entered", "is_made"]
+
+_lock: Final = threading.Lock()
+"""Held from the search for a session until the run is noted in it, so that it is not stopped in between."""
+_inside: Final[list[SparkContext]] = []
+"""For each run that is in a session made by a run: the application of this session."""
+
+
+class _Build(Protocol):
+    """`session.build` with all its other arguments."""
+
+    def __call__(self, *, on_made: Callable[[SparkSession], object]) -> SparkSession: ...
+
+
+def is_made(spark: SparkSession) -> bool:
+    """Tell whether a run has made this session, or the one of which it is a copy. Its last run may stop it at any time."""
+    return spark.sparkContext in _inside
+
+
+@contextmanager
+def entered(given: SparkSession | None, build: _Build) -> Iterator[SparkSession]:
+    """Yield the session of a run: ``given``, or else the one that ``build`` finds or makes. Thread-safe."""
+    made: list[SparkSession] = []
+    with _lock:
+        spark = build(on_made=made.append) if given is None else given
+        is_of_runs = bool(made) or is_made(spark)
+        if is_of_runs:
+            _inside.append(spark.sparkContext)
+    try:
+        yield spark
+    finally:
+        if is_of_runs:
+            _leave(spark)
+
+
+def _leave(spark: SparkSession) -> None:
+    with _lock:
+        _inside.remove(spark.sparkContext)
+        if not is_made(spark) and not jvm.has_ended(0):
+            spark.stop()
