@@ -11,13 +11,15 @@ __all__ = ["existing"]
 def existing() -> SparkSession | None:
     """Return the active session of this thread, or else the one that another thread has made; None if there is none.
 
-    Spark's builder would return that one, too, but with our settings in it, as if it had been made here.
+    Waits for a thread that is making one. Spark's builder would return that one, too, but with our settings in it, as if it had
+    been made here.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
-    context = SparkContext._active_spark_context  # noqa: SLF001 - Spark tells of the active session only, and that is a thread's
-    if context is None:
-        return None
-    made = SparkSession._instantiatedSession  # noqa: SLF001
-    return SparkSession(context) if made is None or made.sparkContext is not context else made
+    with SparkSession.Builder._lock:  # noqa: SLF001 - the builder holds it; pyspark shows a context before it can be used
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            return active
+        context = SparkContext._active_spark_context  # noqa: SLF001 - Spark tells of a thread's active session only
+        if context is None:
+            return None
+        made = SparkSession._instantiatedSession  # noqa: SLF001
+        return SparkSession(context) if made is None or made.sparkContext is not context else made

@@ -1,6 +1,8 @@
 """A session that another thread has made is found: Spark tells of the active one only, and that is a thread's."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -30,6 +32,23 @@ def test_a_session_that_was_stopped_is_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
     assert existing() is None
+
+
+def test_a_session_that_another_thread_is_making_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark shows a context for seconds before it has `_jsc`. A run ended with an AttributeError then."""
+
+    @contextmanager
+    def lock() -> Iterator[None]:
+        """Stand for the builder's lock: the other thread gives it free when the session is made."""
+        monkeypatch.setattr("pyspark.SparkContext._active_spark_context", MADE.sparkContext)
+        monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)
+        yield
+
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", SimpleNamespace())
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder._lock", lock())
+    assert existing() is MADE
 
 
 class Builder:
