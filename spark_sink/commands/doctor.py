@@ -145,4 +145,4 @@ def _session(*, master: str | None, table_format: str, settings: Mapping[str, st
         with jvm.shown_on_error():
             yield spark
     finally:
-        spark.stop()
+        session.stop(spark)

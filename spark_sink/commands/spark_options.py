@@ -89,5 +89,4 @@ def warehouse_session(
             raise session.ended_error() from ex
         raise
     finally:
-        if not jvm.has_ended(0):
-            spark.stop()
+        session.stop(spark)

@@ -49,6 +49,7 @@ __all__ = [
     "own",
     "raised_of",
     "reason_of",
+    "stop",
 ]
 
 _NEEDS_DELTA = {"delta": True, "parquet": False}
@@ -226,7 +227,7 @@ def _check_new(spark: SparkSession, format: str) -> None:  # noqa: A002
     try:
         check(spark, format)
     except Exception:
-        spark.stop()
+        stop(spark)
         raise
 
 
@@ -243,7 +244,9 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` was stopped, can't write ``format``, or has settings that would change or skip values."""
     needs_delta = _needs_delta(format)
     if is_stopped(spark):
-        raise InitError("this Spark session was stopped", hint="call its stop() once more, and make another one")
+        # pyspark keeps a session whose application the JVM has stopped, and offers it as the one of the process.
+        hint = "make another one" if _was_stopped_here(spark) else "call its stop(), and make another one"
+        raise InitError("this Spark session was stopped", hint=hint)
     if not spark.version.startswith("4.2."):
         raise InitError(
             f"this is Spark {spark.version}; cdcpipe needs Spark 4.2", hint="run it with Spark 4.2: pip install 'cdcpipe[spark]'"
@@ -265,8 +268,20 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
 
 def is_stopped(spark: SparkSession) -> bool:
     """Tell whether the application of a session was stopped. Settings and version can be asked all the same."""
-    context = spark.sparkContext._jsc  # noqa: SLF001 - pyspark's own stop() removes it, and nothing else tells
-    return context is None or bool(context.sc().isStopped())
+    return _was_stopped_here(spark) or bool(spark.sparkContext._jsc.sc().isStopped())  # noqa: SLF001 - nothing else tells
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop the application of a session, unless its JVM has ended, or pyspark has stopped it.
+
+    With a second stop() pyspark would forget the session that was made in between. The process could use and make none then.
+    """
+    if not jvm.has_ended(0) and not _was_stopped_here(spark):
+        spark.stop()
+
+
+def _was_stopped_here(spark: SparkSession) -> bool:
+    return spark.sparkContext._jsc is None  # noqa: SLF001 - pyspark's own stop() removes it
 
 
 def _needs_delta(format: str) -> bool:  # noqa: A002

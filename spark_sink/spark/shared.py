@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
-from spark_sink.spark import jvm
+from spark_sink.spark import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,5 +55,5 @@ def entered(given: SparkSession | None, build: _Build) -> Iterator[SparkSession]
 def _leave(spark: SparkSession) -> None:
     with _lock:
         _inside.remove(spark.sparkContext)
-        if not is_made(spark) and not jvm.has_ended(0):
-            spark.stop()
+        if not is_made(spark):
+            session.stop(spark)

@@ -12,6 +12,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.commands.spark_options import warehouse_session
 from spark_sink.spark import jvm, session
 from spark_sink.warehouse.warehouse import Warehouse
+from support.given_sessions import given_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], SimpleNam
         process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
         processes.append(process)
         monkeypatch.setattr("pyspark.SparkContext._gateway", SimpleNamespace(proc=process))
-        made = SimpleNamespace(stops=0)
+        made = given_session()
+        made.stops = 0
 
         def stop() -> None:
             made.stops += 1

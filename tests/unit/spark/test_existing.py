@@ -94,6 +94,26 @@ def test_a_session_that_was_stopped_is_refused_if_it_is_given() -> None:
         given.take(given_session(is_stopped=True), "parquet", {})
 
 
+def test_a_session_that_was_stopped_is_not_stopped_again() -> None:
+    """pyspark would forget the session that a cell has made since: `F.col` failed, and no other session could be made."""
+    made = given_session(is_stopped=True)  # without stop()
+    session.stop(made)
+    with pytest.raises(InitError) as raised:
+        session.check(made, "parquet")
+    assert raised.value.hint == "make another one"
+
+
+def test_a_session_that_its_jvm_has_stopped_is_stopped_in_pyspark_too() -> None:
+    made, calls = given_session(), list[str]()
+    made.sparkContext._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: True))
+    made.stop = lambda: calls.append("stop")
+    with pytest.raises(InitError) as raised:
+        session.check(made, "parquet")
+    assert raised.value.hint == "call its stop(), and make another one"
+    session.stop(made)
+    assert calls == ["stop"]
+
+
 def test_delta_lake_can_not_be_added_to_a_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     """pyspark keeps the JVM of a session that was stopped."""
     java = MagicMock()
