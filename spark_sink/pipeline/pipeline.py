@@ -154,8 +154,7 @@ class Pipeline(Startable):
         self._follower: Follower | None = None
         self._history_interval_s = history_interval_s
         self._histories: Histories | None = None
-        self._rounds: list[Rounds] = []
-        """The threads that follow the changelogs."""
+        self._rounds: list[Rounds] = []  # the threads that follow the changelogs
         self.lock = TableLock(local_root)
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
@@ -271,6 +270,8 @@ class Pipeline(Startable):
                 warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
                 if warning is None:
                     self._error = self._error or own_error(ex)  # the first error is kept
+                    if self._error is ex:  # its cause stays
+                        raise
                     raise self._error from ex
             else:
                 is_complete = self._available_now and self._progress.has(self._end)

@@ -325,6 +325,8 @@ class Snapshot:
                 if isinstance(error, RewrittenError):
                     _logger.warning("copying the table again, with another snapshot: %s", error.message)
                     return table
+                if error is ex:  # its cause stays
+                    raise
                 raise error from ex
             with self._lock:
                 self.copied[table] = count, copying.position

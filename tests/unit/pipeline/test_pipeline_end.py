@@ -262,8 +262,9 @@ def test_a_session_that_was_stopped_ends_the_wait(clock: Clock, tmp_path: Path, 
     """The query itself waits for data for ever."""
     made = pipeline(Query(clock), tmp_path, monkeypatch).start()
     monkeypatch.setattr(session, "is_stopped", lambda _: True)
-    with pytest.raises(CdcpipeError, match="the Spark session was stopped, but not by its Pipeline"):
+    with pytest.raises(CdcpipeError, match="the Spark session was stopped, but not by its Pipeline") as caught:
         made.wait(50)
+    assert caught.value.__cause__ is None  # it was itself: who followed the causes never came to an end
     made.stop()
 
 
