@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +102,12 @@ def test_an_answer_that_came_in_a_pause_of_this_process_is_read() -> None:
 
 def test_a_child_that_was_paused_with_this_process_has_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     paused = itertools.count(step=3600)
-    monkeypatch.setattr(running_time, "monotonic", lambda: float(next(paused)))
+
+    def clock() -> float:
+        return float(next(paused))
+
+    monkeypatch.setattr(running_time, "monotonic", clock)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=clock))  # that none of its limits goes by the clock
     with Child(["x"], command=python("print('ready')")) as child:
         assert child.read_line(1000.0) == b"ready\n"
 

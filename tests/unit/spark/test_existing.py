@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event, Lock
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,6 +14,7 @@ from cdcpipe.errors import InitError
 from spark_sink.spark import given, jvm, session
 from spark_sink.spark.existing import existing
 from support.given_sessions import given_session
+from support.waiting import DEADLINE_S
 
 MADE = given_session()
 """A session of the notebook."""
@@ -70,14 +72,39 @@ class Builder:
         return MADE
 
 
+class TellingLock:
+    """A lock that tells that a thread waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.has_waiter = Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.has_waiter.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_one_of_two_runs_has_made_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one took it for its own, and stopped it at its end: the first one died."""
     Builder(monkeypatch)
+    building, starts = TellingLock(), list[Any]()
+
+    def start(*args: Any) -> None:
+        starts.append(args)
+        assert building.has_waiter.wait(DEADLINE_S)
+
+    monkeypatch.setattr(session, "_building", building)
+    monkeypatch.setattr(jvm, "start", start)
     made: list[Any] = []
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(lambda _: session.build(format="parquet", on_made=made.append), range(2)))
     assert found == [MADE, MADE]
     assert made == [MADE]
+    assert len(starts) == 1
 
 
 def test_a_session_that_a_program_makes_while_the_jvm_starts_stays_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
