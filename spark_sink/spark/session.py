@@ -328,9 +328,13 @@ def own(spark: SparkSession) -> SparkSession:
     There the run's settings change no commit of the user, and the user's cells change nothing in the run: the current catalog,
     temporary views, queries in ``streams``. The sessions share Spark's own catalog and the cache.
     """
+    # A session makes its catalogs when it first needs them. Delta's keeps the session that was the active one at that moment, and
+    # works with the settings of that one.
+    with active(spark):
+        current = spark.catalog.currentCatalog()
     made = copy(spark)
-    with active(made):  # where Spark looks for the settings of a catalog
-        made.catalog.setCurrentCatalog(spark.catalog.currentCatalog())
+    with active(made):
+        made.catalog.setCurrentCatalog(current)
     return made
 
 

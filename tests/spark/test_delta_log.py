@@ -11,6 +11,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog, read_table
 from spark_sink.delta.small import plain_files
 from spark_sink.spark import session
+from spark_sink.staging.log import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +39,20 @@ def test_rows_that_spark_writes_are_counted(spark: "SparkSession", tmp_path: Pat
         assert state.rows == spark.read.format("delta").load(str(path)).count(), statement
         assert state.files == spark.sql(f"DESCRIBE DETAIL {name}").collect()[0]["numFiles"]
     assert list((path / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+@pytest.mark.spark
+def test_a_copied_session_keeps_its_own_settings_for_its_own_commits(spark: "SparkSession", tmp_path: Path) -> None:
+    """Delta's catalog works with the settings of the session that was the active one when the catalog was made."""
+    notebook = spark.newSession()  # it has not made its catalog
+    own = session.own(notebook)
+    for number, each in enumerate((notebook, own), 1):
+        path = tmp_path / str(number)
+        with delta.recording(each, Position(1, number)):
+            delta.create(path, each.range(1), {})
+        found = delta.state(path)
+        assert found is not None
+        assert found.lsn == number
 
 
 @pytest.mark.spark

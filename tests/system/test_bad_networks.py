@@ -229,7 +229,7 @@ def test_one_deadline_for_the_question_what_the_server_has_confirmed(network: Ne
     with network.cli(network.dsn(proxy), slot) as cli:
         position, _ = cli.transactions(1)[0]
         ending = proxy.at(END_OF_COPY, Link.silence)
-        asking = proxy.at("SET", Link.silence)
+        asking = proxy.at("set_config", Link.silence)
         canceling = proxy.at(CANCEL, Link.silence)
         cli.say(f"F {position}\nq\n")
         assert ending.wait(60)

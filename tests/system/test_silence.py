@@ -54,7 +54,7 @@ def network(on18: PublishedDatabase) -> Iterator[Network]:
 STREAM = ("--publication", "p")
 PHASES = [
     (CONNECT, STREAM, 0),
-    ("SET", STREAM, 0),
+    ("set_config", STREAM, 0),
     ("pg_replication_slots", STREAM, 0),
     ("pg_create_logical_replication_slot", (*STREAM, "-c"), 0),
     ("IDENTIFY_SYSTEM", STREAM, 0),
