@@ -26,6 +26,7 @@ __all__ = [
     "check_wal_level",
     "copies_slots",
     "current_lsn",
+    "decoding_problem",
     "expect_system",
     "expect_system_id",
     "identify_system",
@@ -99,20 +100,29 @@ def check_reaches(connection: Connection, taken_lsn: int, option: str) -> None:
 
 def check_wal_level(connection: Connection) -> None:
     """Raise InitError unless a logical slot can be created on the server, as far as its ``wal_level`` tells."""
+    problem = decoding_problem(connection)
+    if problem is not None:
+        message, hint = problem
+        raise InitError(message, hint=hint)
+
+
+def decoding_problem(connection: Connection) -> tuple[str, str] | None:
+    """Return why no logical slot can be created on the server, and what to do; None if its ``wal_level`` allows one."""
     ((level, effective, in_recovery),) = connection.execute(
         "SELECT current_setting('wal_level'), current_setting('effective_wal_level', true), pg_is_in_recovery()"
     )
     if allows_decoding(level, effective, is_standby=in_recovery == "t"):
-        return
+        return None
     if in_recovery == "t" and effective is not None:
-        msg = f"the primary of this standby does not write what logical decoding needs (effective_wal_level is {effective})"
-        raise InitError(msg, hint="on the primary, which needs a restart then: ALTER SYSTEM SET wal_level = logical")
-    msg = f"the server's wal_level is {level}: it does not write what logical decoding needs"
-    raise InitError(
-        msg,
-        hint="set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a"
-        " managed service, and restart it",
+        return (
+            f"the primary of this standby does not write what logical decoding needs (effective_wal_level is {effective})",
+            "on the primary, which needs a restart then: ALTER SYSTEM SET wal_level = logical",
+        )
+    hint = (
+        "set wal_level = logical in postgresql.conf (ALTER SYSTEM SET wal_level = logical), or by the parameter of a"
+        " managed service, and restart it"
     )
+    return f"the server's wal_level is {level}: it does not write what logical decoding needs", hint
 
 
 def allows_decoding(level: str | None, effective: str | None, *, is_standby: bool) -> bool:

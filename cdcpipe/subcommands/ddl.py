@@ -20,7 +20,7 @@ from cdcpipe.doctor.findings import Finding, Verdict, error, named, ok, warning
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
-from cdcpipe.replication.server import allows_decoding, is_standby
+from cdcpipe.replication.server import decoding_problem, is_standby
 from cdcpipe.sql import MANAGED_ROLES, quote_literal
 from cdcpipe.units import counted
 
@@ -198,18 +198,13 @@ def _examine_triggers(found: Installed) -> Iterator[Verdict]:
 
 
 def _examine_server(connection: Connection) -> Iterator[Verdict]:
-    ((setting, wal_level, effective, in_recovery),) = connection.execute(
-        "SELECT current_setting('event_triggers', true), current_setting('wal_level'),"
-        " current_setting('effective_wal_level', true), pg_is_in_recovery()"
-    )
+    ((setting,),) = connection.execute("SELECT current_setting('event_triggers', true)")
     if setting == "off":
         fix = "ALTER SYSTEM RESET event_triggers; SELECT pg_reload_conf(), or ALTER DATABASE … RESET event_triggers"
         yield error("event_triggers is off", "no event trigger fires", fix)
-    if not allows_decoding(wal_level, effective, is_standby=in_recovery == "t"):
-        fix = "ALTER SYSTEM SET wal_level = 'logical'; then restart the server"
-        yield warning(
-            f"wal_level is {wal_level if effective is None else effective}", "there is no stream that the messages could be in", fix
-        )
+    if problem := decoding_problem(connection):
+        message, fix = problem
+        yield warning(message, "there is no stream that the messages could be in", fix)
     if connection.execute(_MAY_WRITE) == [("f",)]:
         fix = "GRANT EXECUTE ON FUNCTION pg_logical_emit_message … to the triggers' owner"
         yield error("the triggers' owner may not call pg_logical_emit_message", "nothing is captured", fix)
