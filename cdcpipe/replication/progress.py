@@ -118,7 +118,7 @@ class Progress:
         self._sent_at = now
         self._reply_wanted = False
         self._is_past_end = False
-        """Whether the server has told a position beyond the stream's end, which is not confirmed."""
+        """Whether the last keepalive came after the stream's end position. Its position is never confirmed."""
         self._feedback_due_at = NEVER
 
     # Events from the server

@@ -63,10 +63,10 @@ def end_stream(
 def take_keepalives(walsender: Walsender, progress: Progress) -> bool:
     """Take the keepalives that come at the end position, without waiting, and return False at the first record.
 
-    A server that shuts down waits for the answer to one. The record is dropped: the next stream gets it. The caller reads nothing
-    more then. Otherwise the server would decode and send everything for nothing, and would come to errors in later changes, which
-    end the stream before the last feedback. A notice is dropped, too. Raises the error with which the server ends the stream: it
-    takes no more feedback then.
+    A server that shuts down waits for an answer to its keepalive. The record is dropped, because the next stream gets it. After
+    False, the caller reads nothing more: otherwise the server would decode and send everything for nothing, and would come to
+    errors in later changes, which end the stream before the last feedback. A notice is dropped, too. Raises the error with which
+    the server ends the stream: it takes no more feedback then.
     """
     has_read = False
     while True:

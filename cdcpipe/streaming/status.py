@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 class StatusUpdates:
     """The status updates of one stream.
 
-    ``is_past_end`` tells whether the stream is at its end position. From then on, the server's notices are about changes that this
+    ``is_at_end`` tells whether the stream is at its end position. From then on, the server's notices are about changes that this
     stream neither writes nor confirms, so they end nothing.
     """
 
-    def __init__(self, walsender: Walsender, progress: Progress, *, is_past_end: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, walsender: Walsender, progress: Progress, *, is_at_end: Callable[[], bool] = lambda: False) -> None:
         self._walsender = walsender
         self._progress = progress
-        self._is_past_end = is_past_end
+        self._is_at_end = is_at_end
         self._unsent: bytes | None = None
 
     @property
@@ -43,7 +43,7 @@ class StatusUpdates:
     def send(self, now: float) -> None:
         """Send the update that is stuck. If there is none, send a new update."""
         if self._unsent is None:
-            if self._is_past_end():
+            if self._is_at_end():
                 self._walsender.notices.clear()
             elif self._walsender.notices:
                 check_notices(self._walsender)

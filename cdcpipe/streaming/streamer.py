@@ -121,7 +121,7 @@ class Streamer:
             make_feeder=make_feeder,
             transactions=transactions,
         )
-        self._status = StatusUpdates(walsender, progress, is_past_end=lambda: tracker.is_finished)
+        self._status = StatusUpdates(walsender, progress, is_at_end=lambda: tracker.is_finished)
         self._burst = Burst(walsender, time.monotonic())
         self._signals = StopSignals()
         self._hung_up = False
