@@ -100,8 +100,6 @@ class Role:
     """Whether the server shows other users' sessions to this user (pg_read_all_stats)."""
     can_create: bool
     """Whether the user may create objects in the database, such as a publication."""
-    service_roles: tuple[str, ...] = ()
-    """The server's roles that only managed services have. Such a server may allow more than PostgreSQL does, or something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +212,9 @@ class Facts:
     server: Server
     role: Role
     others: tuple[Server | Unreachable, ...] = ()
+    service_roles: tuple[str, ...] = ()
+    """Those of `cdcpipe.sql.SERVICE_ROLES` that the server has. If there is one, this is a managed service: its administrator's
+    role may do some of what takes a superuser elsewhere."""
     replication_problem: str | None = None
     """Why no connection for replication could be opened; None if one could."""
     replication_hint: str = ""

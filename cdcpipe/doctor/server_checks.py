@@ -129,7 +129,7 @@ def clock(facts: Facts) -> Iterator[Verdict]:
 def replication(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the user may stream."""
     role = facts.role
-    name, is_on_rds = quote_identifier(role.name), "rds_superuser" in role.service_roles
+    name, is_on_rds = quote_identifier(role.name), "rds_superuser" in facts.service_roles
     if facts.replication_problem is None:
         yield ok(f"user {role.name} may stream; so it may read every row of every published table")
     elif _lacks_replication(facts):

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor import table_survey
 from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreachable, WALRate
-from cdcpipe.doctor.words import names_in
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
@@ -54,12 +53,15 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_rec
 """
 """primary_conninfo may contain a password. So the query returns only whether it names a database."""
 
-_ROLE = f"""
+_ROLE = """
 SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
-    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
-    ARRAY(SELECT m.rolname FROM pg_catalog.pg_roles m WHERE m.rolname IN ({", ".join(map(quote_literal, SERVICE_ROLES))}))
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
+
+_SERVICE_ROLES = (
+    f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({', '.join(map(quote_literal, SERVICE_ROLES))}) ORDER BY 1"
+)
 
 _TRANSACTIONS = """
 SELECT DISTINCT ON (coalesce(l.pid::text, x.gid)) l.pid, x.gid, coalesce(x.database, a.datname),
@@ -91,6 +93,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         server=server,
         role=role,
         others=others,
+        service_roles=_service_roles(connection),
         replication_problem=None if problem is None else _short(problem.message),
         replication_hint="" if problem is None else problem.hint or "",
         wal_rate=None if quick else _watch(connection, server, begun_at),
@@ -133,15 +136,18 @@ def look(connection: Connection) -> Server:
 
 
 def _role(connection: Connection) -> Role:
-    (name, is_superuser, can_replicate, sees_others, can_create, service_roles), *_ = connection.execute(_ROLE)
+    (name, is_superuser, can_replicate, sees_others, can_create), *_ = connection.execute(_ROLE)
     return Role(
         name or "",
         is_superuser=is_superuser == "t",
         can_replicate=can_replicate == "t",
         sees_others=sees_others == "t",
         can_create=can_create == "t",
-        service_roles=tuple(names_in((service_roles or "").strip("{}"))),
     )
+
+
+def _service_roles(connection: Connection) -> tuple[str, ...]:
+    return tuple(name or "" for (name,) in connection.execute(_SERVICE_ROLES))
 
 
 def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:

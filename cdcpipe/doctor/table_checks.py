@@ -59,7 +59,7 @@ def _is_up_to_service(facts: Facts) -> bool:
     """Tell whether only the server knows whether it lets this user publish all tables. Nothing else forbids it."""
     role = facts.role
     is_all = facts.selection is None or facts.selection.is_all
-    return is_all and role.can_create and not role.is_superuser and bool(role.service_roles)
+    return is_all and role.can_create and not role.is_superuser and bool(facts.service_roles)
 
 
 def _cannot_create(facts: Facts) -> str | None:

@@ -34,16 +34,6 @@ def test_publications() -> None:
     [
         (replace(ROLE, is_superuser=True), Selection((), is_all=True), "ok -c makes it"),
         (ROLE, Selection((), is_all=True), "error a superuser, which cdc is not … an administrator run CREATE PUBLICATION"),
-        (
-            replace(ROLE, service_roles=("rds_superuser",)),
-            Selection((), is_all=True),
-            "warning managed services … --table SCHEMA.NAME",
-        ),
-        (
-            replace(ROLE, service_roles=("rds_superuser",), can_create=False),
-            Selection((), is_all=True),
-            "error may not make objects in database shop … an administrator run CREATE PUBLICATION",
-        ),
         (ROLE, Selection((MINE,), is_all=False), "ok -c makes it"),
         (
             ROLE,
@@ -59,6 +49,14 @@ def test_publications() -> None:
 )
 def test_publications_that_are_made(role: Role, selection: Selection, expected: str) -> None:
     judge(table_checks.publications, facts(asked=NEW, role=role, selection=selection, publications=()), expected)
+
+
+def test_publications_of_all_tables_on_a_managed_service() -> None:
+    on_rds = facts(asked=NEW, service_roles=("rds_superuser",), selection=Selection((), is_all=True), publications=())
+    judge(table_checks.publications, on_rds, "warning managed services … --table SCHEMA.NAME")
+    judge(table_checks.publications, replace(on_rds, role=replace(ROLE, is_superuser=True)), "ok -c makes it")
+    expected = "error may not make objects in database shop … an administrator run CREATE PUBLICATION"
+    judge(table_checks.publications, replace(on_rds, role=replace(ROLE, can_create=False)), expected)
 
 
 def test_tables_that_no_publication_can_have() -> None:
