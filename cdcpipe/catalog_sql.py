@@ -15,7 +15,6 @@ from cdcpipe.sql import quote_literal
 
 __all__ = [
     "DIGESTS",
-    "EXCEPTIONS_SINCE",
     "FIRST_USER_OID",
     "GENERATED_COLUMNS_SINCE",
     "SCHEMAS_LISTS_FILTERS_SINCE",
@@ -26,6 +25,7 @@ __all__ = [
     "is_identity_index",
     "key_numbers",
     "leaves_of",
+    "not_excepted",
     "primary_key_of",
     "published",
     "published_by_new",
@@ -36,7 +36,7 @@ SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 """The first server version whose publications have schemas, column lists and row filters."""
 GENERATED_COLUMNS_SINCE: Final = 180000
 """The first server version that can publish generated columns."""
-EXCEPTIONS_SINCE: Final = 190000
+_EXCEPTIONS_SINCE: Final = 190000
 """The first server version with FOR ALL TABLES EXCEPT. Its exceptions are in pg_publication_rel, beside the published tables."""
 
 FIRST_USER_OID: Final = 16384
@@ -91,11 +91,6 @@ _EXISTING_NAMED: Final = (
     "SELECT r.prpubid, r.prrelid FROM pg_catalog.pg_publication_rel r JOIN publication p ON p.oid = r.prpubid{named_only}"
 )
 
-# An exception is a whole table. That of a partitioned table stands for all its partitions.
-_EXCEPTIONS: Final = """
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_rel x WHERE x.prpubid = p.oid AND x.prexcept
-            AND (x.prrelid = c.oid OR x.prrelid IN (SELECT up.relid FROM pg_catalog.pg_partition_ancestors(c.oid) up)))"""
-
 _NEW: Final = """
     SELECT 0::pg_catalog.oid AS oid, {all_tables} AS puballtables, {via_root} AS pubviaroot, {has_updates} AS pubupdate,
         {has_updates} AS pubdelete, true AS pubinsert, true AS pubtruncate,
@@ -119,8 +114,8 @@ LEFT JOIN {relations} r ON r.prpubid = n.oid AND r.prrelid = n.relation AND NOT 
 TEXTS, DIGESTS = "texts", "digests"
 """What `published` tells of row filters."""
 
-# OFFSET 0: once for each row, not for each column of its table. Of the expression itself, without the places that its parts had in
-# the text of the command.
+# OFFSET 0 makes the server compute a digest once for each row, not for each column of the table. The digest leaves out the places
+# that the parts of the expression had in the text of the command.
 _WITH_DIGESTS: Final = r"""(
     SELECT *, md5(regexp_replace(prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')) AS digest
     FROM pg_catalog.pg_publication_rel OFFSET 0)"""
@@ -160,7 +155,20 @@ def without_exceptions(relation: str, server_version: int) -> str:
 
     Empty before PostgreSQL 19: each row does.
     """
-    return f" AND NOT {relation}.prexcept" if server_version >= EXCEPTIONS_SINCE else ""
+    return f" AND NOT {relation}.prexcept" if server_version >= _EXCEPTIONS_SINCE else ""
+
+
+def not_excepted(publication: str, relation: str, server_version: int) -> str:
+    """Return the condition, after AND, that FOR ALL TABLES EXCEPT does not leave out a relation. Both are OIDs in the query.
+
+    An exception is a whole table. That of a partitioned table stands for all its partitions. Empty before PostgreSQL 19.
+    """
+    if server_version < _EXCEPTIONS_SINCE:
+        return ""
+    return (
+        f" AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_rel x WHERE x.prpubid = {publication} AND x.prexcept AND ("
+        f"x.prrelid = {relation} OR x.prrelid IN (SELECT up.relid FROM pg_catalog.pg_partition_ancestors({relation}) up)))"
+    )
 
 
 def published(publications: Iterable[str], server_version: int, *, filters: str | None = None, only: Collection[str] = ()) -> str:
@@ -192,7 +200,7 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED.format(named_only=without_exceptions("r", server_version)),
-        exceptions=_EXCEPTIONS if server_version >= EXCEPTIONS_SINCE else "",
+        exceptions=not_excepted("p.oid", "c.oid", server_version),
         first_user_oid=FIRST_USER_OID,
         schemas=_SCHEMAS if has_details else "",
         details=_DETAILS.format(relations=_WITH_DIGESTS if filters == DIGESTS else "pg_catalog.pg_publication_rel")

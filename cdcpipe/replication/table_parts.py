@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import DIGESTS, EXCEPTIONS_SINCE, SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, published, without_exceptions
+from cdcpipe.catalog_sql import DIGESTS, SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, not_excepted, published, without_exceptions
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 
@@ -92,11 +92,6 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         " UNION SELECT s.oid FROM pg_catalog.pg_publication_namespace s JOIN pub ON pub.oid = s.pnpubid"
         " JOIN pg_catalog.pg_class x ON x.relnamespace = s.pnnspid JOIN self ON self.relid = x.oid"
     )
-    excepted = (
-        " AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_rel x JOIN self ON self.relid = x.prrelid"
-        "  WHERE x.prpubid = pub.oid AND x.prexcept)"
-    )
-    has_exceptions = connection.server_version >= EXCEPTIONS_SINCE
     rows = connection.execute(
         f"SELECT w.relation_id::int8::text, (WITH pub AS ("
         f"  SELECT * FROM pg_catalog.pg_publication WHERE pubname IN ({publications})),"
@@ -104,7 +99,8 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         " SELECT json_agg(m.oid::int8 ORDER BY m.oid) FROM ("
         "  SELECT r.oid FROM pg_catalog.pg_publication_rel r JOIN pub ON pub.oid = r.prpubid JOIN self ON self.relid = r.prrelid"
         f"  {without_exceptions('r', connection.server_version)}"
-        f"  UNION SELECT pub.oid FROM pub WHERE pub.puballtables {excepted if has_exceptions else ''}"
+        "  UNION SELECT pub.oid FROM pub WHERE pub.puballtables"
+        f"  {not_excepted('pub.oid', 'w.relation_id', connection.server_version)}"
         f" {schemas if connection.server_version >= SCHEMAS_LISTS_FILTERS_SINCE else ''}) m)::text,"
         " (SELECT json_agg(json_build_array(l.oid::int8, CASE l.relpersistence WHEN 'p' THEN l.relfilenode::int8 ELSE 0 END,"
         "   (SELECT md5(string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_catalog.pg_attribute a"

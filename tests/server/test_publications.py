@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import postgres
 import psycopg
@@ -18,6 +20,7 @@ from cdcpipe.replication import table_locks
 from cdcpipe.replication.publications import create_publication
 from cdcpipe.replication.selection import select
 from cdcpipe.replication.session import connected
+from cdcpipe.replication.table_parts import table_parts
 from cdcpipe.sql import quote_identifier
 from cdcpipe.subcommands.checksum import Checksums
 from support.cli_process import CLI, run_cli
@@ -199,13 +202,23 @@ def test_exceptions_of_all_tables_are_not_published(database: postgres.Database,
         connection.execute(f"create publication all_but_two for all tables with (publish_via_partition_root = {via_root})")
         connection.execute(_OF_19)
 
+        def execute(sql: str, **_: object) -> list[Any]:
+            sql = sql.replace("pg_catalog.pg_publication_rel", "of_19.pg_publication_rel").replace("p.pubgencols = 's'", "false")
+            return connection.execute(sql).fetchall()
+
         def published(*names: str) -> list[str]:
             told = catalog_sql.published(names, 190000, filters=catalog_sql.TEXTS)
-            told = told.replace("pg_catalog.pg_publication_rel", "of_19.pg_publication_rel").replace("p.pubgencols = 's'", "false")
-            return [row[0] for row in connection.execute(_PUBLISHED.format(published=told)).fetchall()]
+            return [row[0] for row in execute(_PUBLISHED.format(published=told))]
 
         assert published("all_but_two") == ["public.plain"]
         assert published("all_but_two", "one") == ["public.excepted", "public.plain"]
+        server = SimpleNamespace(server_version=190000, execute=execute)
+        publishers = connection.execute(
+            "select 'plain'::regclass::oid, oid from pg_publication where pubname = 'all_but_two'"
+            " union all select prrelid, oid from pg_publication_rel"
+        )
+        parts = table_parts(cast("Any", server), ["all_but_two", "one"])
+        assert {table: told.published_by for table, told in parts.items()} == {table: (oid,) for table, oid in publishers}
 
 
 def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict[str, object]], str]:
