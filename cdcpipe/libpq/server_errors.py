@@ -51,11 +51,15 @@ NO_REPLICATION: Final = (
     "streaming needs a role with the REPLICATION attribute: ALTER ROLE name REPLICATION"
     " (on Amazon RDS: GRANT rds_replication TO name)"
 )
+"""The hint if the server refuses a walsender, or a command on slots, because of the role.
+
+`cdcpipe.doctor.server_checks` and `cdcpipe.replication.slot_creation` recognise this refusal by it.
+"""
 
 NO_POOLER: Final = (
     "name the host and port of the server itself (-h, -p): a pooler gives cdcpipe's session to your applications, too"
 )
-
+"""The hint if the server turns out to be a connection pooler."""
 
 _OF_THE_DECODER = re.compile(r"LSN:? [0-9A-F]+/[0-9A-F]+$")
 """The end of the context's last line for an error in decoding, in all languages: the line has slot, plugin, callback and LSN."""

@@ -140,7 +140,10 @@ def _is_to_be_replaced(connection: Connection, config: SlotConfig, slot: Slot) -
 
 @contextmanager
 def telling_of_new_slot(slot: Slot) -> Iterator[None]:
-    """Add to the hint of an error that this process has created the slot, and how to drop it. A closed pipe has no hint."""
+    """Add to the hint of an error that this process has created the slot, and how to drop it.
+
+    A BrokenPipeError ends the command without a message. Then a warning says the same.
+    """
     made = (
         f"replication slot {slot.name!r} is there now, and retains WAL until it is used or dropped"
         f" (SELECT pg_drop_replication_slot({quote_literal(slot.name)}))"
