@@ -116,8 +116,8 @@ def build(
     ``conf`` overrides the settings made here; its Java options are added to ours. ``master`` is ``local[2]`` by default. Under
     spark-submit, its master and its settings apply instead, and its jars must contain Delta Lake. ``on_step`` gets texts for people
     about what is being done. ``locks`` are lock files: what this process holds of them when it is killed, its JVM holds until its
-    own end. ``on_made`` gets the session if it was made here, and fits: nobody else stops it. Raises InitError if Java, pyspark or
-    Delta Lake is missing.
+    own end. ``on_made`` gets the session if it was made here, and fits: nobody else stops it. It is called last, before another
+    thread can find the session. Raises InitError if Java, pyspark or Delta Lake is missing.
     """
     try:
         from spark_sink.spark.existing import existing
@@ -186,23 +186,29 @@ def _start(
         with _alone_in_ivy(settings):
             jvm.start(settings, on_step, locks)
         on_step("starting Spark")
-        with SparkSession.Builder._lock:  # noqa: SLF001 - the builder holds it itself, and does not tell whose session it returns
-            spark = there = existing()  # the program may have made one while the JVM started
+        # The builder does not tell whose session it returns. Without its lock, others find ours before `on_made` has it.
+        with SparkSession.Builder._lock:  # noqa: SLF001
+            spark = existing()  # the program may have made one while the JVM started
             if spark is None:
                 spark = builder.getOrCreate()
-        jvm.log_lost_connections(spark.sparkContext)
-        if there is None:
-            _check_new(spark, format)
-            on_made(spark)
-        else:
-            check(spark, format)
+                _check_new(spark, format)
+                _note_ready(spark)
+                on_made(spark)
+                return spark
+        check(spark, format)
+        _note_ready(spark)
     except CdcpipeError:
         raise
     except Exception as ex:
         raise _start_error(ex, settings, conf) from ex
+    return spark
+
+
+def _note_ready(spark: SparkSession) -> None:
+    """Show what Java writes from now on. What was held back at the start says nothing any more."""
+    jvm.log_lost_connections(spark.sparkContext)
     if (output := jvm.output()) is not None:
         output.session_is_ready()
-    return spark
 
 
 def _start_error(ex: Exception, settings: Mapping[str, str], given: Mapping[str, str]) -> InitError:

@@ -40,10 +40,15 @@ def is_made(spark: SparkSession) -> bool:
 def entered(given: SparkSession | None, build: _Build) -> Iterator[SparkSession]:
     """Yield the session of a run: ``given``, or else the one that ``build`` finds or makes. Thread-safe."""
     made: list[SparkSession] = []
+
+    def note_made(spark: SparkSession) -> None:
+        made.append(spark)
+        _inside.append(spark.sparkContext)  # before another thread finds the session, and asks `is_made`
+
     with _lock:
-        spark = build(on_made=made.append) if given is None else given
-        is_of_runs = bool(made) or is_made(spark)
-        if is_of_runs:
+        spark = build(on_made=note_made) if given is None else given
+        is_of_runs = is_made(spark)
+        if is_of_runs and not made:
             _inside.append(spark.sparkContext)
     try:
         yield spark
@@ -54,6 +59,8 @@ def entered(given: SparkSession | None, build: _Build) -> Iterator[SparkSession]
 
 def _leave(spark: SparkSession) -> None:
     with _lock:
-        _inside.remove(spark.sparkContext)
-        if not is_made(spark):
-            session.stop(spark)
+        try:
+            if _inside.count(spark.sparkContext) == 1:
+                session.stop(spark)
+        finally:  # not before: until the stop is done, other threads find the session
+            _inside.remove(spark.sparkContext)

@@ -1,17 +1,18 @@
 """A session that another thread has made is found: Spark tells of the active one only, and that is a thread's."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Event, Lock
+from functools import partial
+from threading import Event, RLock, get_ident
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
 from cdcpipe.errors import InitError
-from spark_sink.spark import given, jvm, session
+from spark_sink.spark import given, jvm, session, shared
 from spark_sink.spark.existing import existing
 from support.given_sessions import given_session
 from support.waiting import DEADLINE_S
@@ -76,7 +77,7 @@ class TellingLock:
     """A lock that tells that a thread waits for it."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self.has_waiter = Event()
 
     def __enter__(self) -> None:
@@ -105,6 +106,50 @@ def test_one_of_two_runs_has_made_the_session(monkeypatch: pytest.MonkeyPatch) -
     assert found == [MADE, MADE]
     assert made == [MADE]
     assert len(starts) == 1
+
+
+def test_a_run_does_not_take_the_session_that_another_run_is_making_for_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the session before the other run had noted it, and used it after the other run had stopped it."""
+    Builder(monkeypatch)
+    making = TellingLock()
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder._lock", making)
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(given, "check_named", lambda: None)
+    monkeypatch.setattr(session, "stop", lambda _: None)
+    taken, runs = list[Future[Any]](), get_ident()
+
+    def check(*_: object) -> None:
+        if get_ident() == runs:
+            taken.append(threads.submit(given.take, None, "parquet", {}))
+            taken[0].add_done_callback(lambda _: making.has_waiter.set())
+            assert making.has_waiter.wait(DEADLINE_S)
+
+    monkeypatch.setattr(session, "check", check)
+    with ThreadPoolExecutor(1) as threads, shared.entered(None, partial(session.build, format="parquet")) as spark:
+        assert spark is cast("Any", MADE)
+        assert taken[0].result() is None
+
+
+def test_a_run_does_not_take_the_session_that_the_last_run_is_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start ended with "this Spark session was stopped", though it could make one of its own."""
+    made, taken = given_session(), list[Any]()
+    java_context = SimpleNamespace(isStopped=lambda: True)
+
+    def stop() -> None:
+        made.sparkContext._jsc = SimpleNamespace(sc=lambda: java_context)
+        taken.append(given.take(None, "parquet", {}))
+
+    def build(*, on_made: Any) -> Any:
+        on_made(made)
+        return made
+
+    made.stop = stop
+    monkeypatch.setattr(given, "existing", lambda: made)  # pyspark forgets it after the stop
+    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(given, "check_named", lambda: None)
+    with shared.entered(None, build):
+        pass
+    assert taken == [None]
 
 
 def test_a_session_that_a_program_makes_while_the_jvm_starts_stays_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
