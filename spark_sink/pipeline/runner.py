@@ -97,7 +97,8 @@ class Runner(Background):
     """Keeps the tables of a warehouse in step with a slot, until it is stopped.
 
     With ``available_now``, it also ends when the tables have everything. If they have it from the start, Spark is not used
-    (at_rest.py). Without ``spark``, it uses the session of this process. If there is none, it creates one, and stops it at the end.
+    (at_rest.py). Without ``spark``, it uses the session of this process. If there is none, it makes one; the last run that uses it
+    stops it (spark/shared.py).
     """
 
     pipeline: Pipeline | None

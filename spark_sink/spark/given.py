@@ -22,7 +22,7 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
     Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
     """
     spark = given or existing()
-    if spark is not None and (given or not shared.is_made(spark)):
+    if spark is not None and (given or not shared.is_made_by_runs(spark)):
         session.check(spark, format)
         return spark
     session.check_jvm(format)

@@ -1,6 +1,12 @@
 """Shares the session that a run has made with the other runs of this process. The last run that leaves it stops it.
 
-A session that the program has made or given is the program's: no run stops it.
+| the session                                          | who takes it for the run         | who stops it             |
+|------------------------------------------------------|----------------------------------|--------------------------|
+| the program has made it, and gives it                | `given.take`                     | the program              |
+| the program has made it, in any thread               | `given.take`, or later `entered` | the program              |
+| a run has made it, and runs are in it                | `entered`                        | the last run that leaves |
+| the same; a cell has got it from Spark, and gives it | `given.take`                     | the last run that leaves |
+| there is none                                        | `entered` has it made            | the last run that leaves |
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["entered", "is_made"]
+__all__ = ["entered", "is_made_by_runs"]
 
 _lock: Final = threading.Lock()
 """Held from the search for a session until the run is noted in it, so that it is not stopped in between."""
@@ -31,7 +37,7 @@ class _Build(Protocol):
     def __call__(self, *, on_made: Callable[[SparkSession], object]) -> SparkSession: ...
 
 
-def is_made(spark: SparkSession) -> bool:
+def is_made_by_runs(spark: SparkSession) -> bool:
     """Tell whether a run has made this session, or the one of which it is a copy. Its last run may stop it at any time."""
     return spark.sparkContext in _inside
 
@@ -43,11 +49,11 @@ def entered(given: SparkSession | None, build: _Build) -> Iterator[SparkSession]
 
     def note_made(spark: SparkSession) -> None:
         made.append(spark)
-        _inside.append(spark.sparkContext)  # before another thread finds the session, and asks `is_made`
+        _inside.append(spark.sparkContext)  # before another thread finds the session, and asks `is_made_by_runs`
 
     with _lock:
         spark = build(on_made=note_made) if given is None else given
-        is_of_runs = is_made(spark)
+        is_of_runs = is_made_by_runs(spark)
         if is_of_runs and not made:
             _inside.append(spark.sparkContext)
     try:
