@@ -270,8 +270,8 @@ class Pipeline(Startable):
                 warning = None if self._error is not None else self._source_ends.warning(ex, self._progress.batches)
                 if warning is None:
                     self._error = self._error or own_error(ex)  # the first error is kept
-                    if self._error is ex:  # its cause stays
-                        raise
+                    if self._error is ex or self._error.__cause__ is not None:
+                        raise self._error  # noqa: B904 - it keeps its cause
                     raise self._error from ex
             else:
                 is_complete = self._available_now and self._progress.has(self._end)

@@ -1,5 +1,6 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -243,6 +244,23 @@ def test_another_error_of_the_stream_ends_it(clock: Clock, tmp_path: Path, monke
     with pytest.raises(CdcpipeError, match="STREAM_FAILED"):
         pipeline(query, tmp_path, monkeypatch).process_available()
     assert query.starts == 1
+
+
+def test_an_error_of_a_micro_batch_keeps_its_cause(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's error of the query took its place: a program could not tell a full disk from other causes."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def process(*_: object) -> None:
+        raise CdcpipeError("the changelog can't be written") from full
+
+    made = pipeline(Query(clock, SparkError(RAISED)), tmp_path, monkeypatch).start()
+    monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", process)
+    with pytest.raises(CdcpipeError):
+        made._batch(cast("Any", None), 0)
+    with pytest.raises(CdcpipeError, match="the changelog can't be written") as caught:
+        made.wait()
+    assert caught.value.__cause__ is full
+    made.stop()
 
 
 def test_a_source_that_is_killed_again_and_again_is_named(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
