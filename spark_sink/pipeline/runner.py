@@ -20,7 +20,6 @@ import logging
 import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from cdcpipe.threads import Background
@@ -57,7 +56,7 @@ from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_kept, check_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -296,17 +295,20 @@ class Runner(Background):
         def note(step: str) -> None:
             self._step = step
 
-        build = partial(
-            session.build,
-            app_name=f"cdcpipe {config.launcher.slot}",
-            master=config.master,
-            format=config.format,
-            conf=config.conf,
-            jars_dir=config.jars_dir,
-            ui=config.ui,
-            on_step=note,
-            locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
-        )
+        def build(*, on_made: Callable[[SparkSession], object]) -> SparkSession:
+            self._check_stopping()  # it may have waited until another run had started Spark
+            return session.build(
+                app_name=f"cdcpipe {config.launcher.slot}",
+                master=config.master,
+                format=config.format,
+                conf=config.conf,
+                jars_dir=config.jars_dir,
+                ui=config.ui,
+                on_step=note,
+                locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
+                on_made=on_made,
+            )
+
         with shared.entered(self._spark, build) as spark:
             self._spark = spark
             yield session.own(spark)

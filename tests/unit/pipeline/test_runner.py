@@ -343,6 +343,15 @@ def test_the_last_run_that_leaves_a_session_stops_it(monkeypatch: pytest.MonkeyP
     assert stopped == ["stopped"]
 
 
+def test_a_run_that_is_to_stop_does_not_start_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each run of a process that could not reach Maven Central tried it in turn, after the signal that ended them all."""
+    monkeypatch.setattr(session, "build", pytest.fail)
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    made.request_stop()
+    with pytest.raises(runner._StoppedError), made._session():
+        pass
+
+
 def noted(tmp_path: Path) -> Runner:
     """Return a runner after a run that has left its error."""
     (tmp_path / "staging").mkdir(mode=0o700)
