@@ -96,8 +96,7 @@ class Runner(Background):
     """Keeps the tables of a warehouse in step with a slot, until it is stopped.
 
     With ``available_now``, it also ends when the tables have everything. If they have it from the start, Spark is not used
-    (at_rest.py). Without ``spark``, it uses the session of this process. If there is none, it makes one; the last run that uses it
-    stops it (spark/shared.py).
+    (at_rest.py). Without ``spark``, it uses the session of this process, or makes one, which the last run in it stops (shared.py).
     """
 
     pipeline: Pipeline | None
@@ -133,7 +132,10 @@ class Runner(Background):
     # --- for the owner of the runner ---
 
     def start(self) -> Self:
-        """Start the run, and return at once. Raises an error if the directories are not usable, or Java is missing."""
+        """Start the run, and return at once; while another thread makes a session with Spark's builder, wait for it first.
+
+        Raises an error if the directories are not usable, or Java is missing.
+        """
         launcher = self.config.launcher
         try:
             launcher.check_spill()
