@@ -96,6 +96,7 @@ class Role:
     name: str
     is_superuser: bool
     can_replicate: bool
+    """Whether the user has the attribute REPLICATION, or on Amazon RDS, where no user has it, is a member of rds_replication."""
     sees_others: bool
     """Whether the server shows other users' sessions to this user (pg_read_all_stats)."""
     can_create: bool

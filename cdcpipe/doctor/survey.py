@@ -54,7 +54,10 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp()), pg_catalog.pg_is_in_rec
 """primary_conninfo may contain a password. So the query returns only whether it names a database."""
 
 _ROLE = """
-SELECT r.rolname, r.rolsuper, r.rolreplication, pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
+SELECT r.rolname, r.rolsuper, r.rolreplication OR EXISTS (
+        SELECT FROM pg_catalog.pg_roles s WHERE s.rolname = 'rds_replication' AND pg_catalog.pg_has_role(s.oid, 'MEMBER')
+    ),
+    pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'),
     pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """

@@ -360,6 +360,25 @@ def test_who_may_make_a_publication(pg18: postgres.Cluster, role: str) -> None:
         assert sql
         connection.execute(sql.removeprefix("let an administrator run "))
         assert found("t").message == "publication 'p' is there"
+
+
+def test_a_member_of_rds_replication_may_stream(pg18: postgres.Cluster, role: str) -> None:
+    """The doctor said that only a member may, when the connection for replication of one broke."""
+    with pg18.database() as database, connected(connection_parameters([("dbname", database.dsn)])) as connection:
+
+        def can_replicate() -> bool:
+            connection.execute(f"SET ROLE {role}")
+            try:
+                return survey._role(connection).can_replicate
+            finally:
+                connection.execute("RESET ROLE")
+
+        connection.execute("BEGIN")  # nobody else sees the role
+        connection.execute("CREATE ROLE rds_replication")
+        assert not can_replicate()
+        connection.execute(f"GRANT rds_replication TO {role}")
+        assert can_replicate()
+        connection.execute("ROLLBACK")
         connection.execute(f"drop owned by {role}")
 
 
