@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -71,7 +71,7 @@ def _pinned(connection: Callable[..., _C], settings: Mapping[str, str]) -> _C:
     try:
         return _pin(connection(), settings)
     except SharedSessionError:
-        return _pin(connection(mark=secrets.token_hex(8)), settings)
+        return _pin(connection(mark=os.urandom(8).hex()), settings)
 
 
 def _pin(connection: _C, settings: Mapping[str, str]) -> _C:
