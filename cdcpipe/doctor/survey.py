@@ -16,7 +16,7 @@ from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreac
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.server import WAL_END
+from cdcpipe.replication.server import WAL_END, existing_roles
 from cdcpipe.replication.session import connect, connect_walsender
 from cdcpipe.replication.slots import find_slots
 from cdcpipe.sql import SERVICE_ROLES, quote_literal
@@ -62,10 +62,6 @@ SELECT r.rolname, r.rolsuper, r.rolreplication OR EXISTS (
 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
-_SERVICE_ROLES = (
-    f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({', '.join(map(quote_literal, SERVICE_ROLES))}) ORDER BY 1"
-)
-
 _TRANSACTIONS = """
 SELECT DISTINCT ON (coalesce(l.pid::text, x.gid)) l.pid, x.gid, coalesce(x.database, a.datname),
     extract(epoch FROM pg_catalog.clock_timestamp() - coalesce(x.prepared, a.xact_start))
@@ -96,7 +92,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         server=server,
         role=role,
         others=others,
-        service_roles=_service_roles(connection),
+        service_roles=existing_roles(connection, SERVICE_ROLES),
         replication_problem=None if problem is None else _short(problem.message),
         replication_hint="" if problem is None else problem.hint or "",
         wal_rate=None if quick else _watch(connection, server, begun_at),
@@ -147,10 +143,6 @@ def _role(connection: Connection) -> Role:
         sees_others=sees_others == "t",
         can_create=can_create == "t",
     )
-
-
-def _service_roles(connection: Connection) -> tuple[str, ...]:
-    return tuple(name or "" for (name,) in connection.execute(_SERVICE_ROLES))
 
 
 def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from cdcpipe.errors import (
@@ -17,6 +17,7 @@ from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.replication.commands import IDENTIFY_SYSTEM
+from cdcpipe.sql import quote_literal
 
 __all__ = [
     "WAL_END",
@@ -27,6 +28,7 @@ __all__ = [
     "copies_slots",
     "current_lsn",
     "decoding_problem",
+    "existing_roles",
     "expect_system",
     "expect_system_id",
     "identify_system",
@@ -138,6 +140,13 @@ def allows_decoding(level: str | None, effective: str | None, *, is_standby: boo
     if effective is None:
         return level == "logical"
     return effective == "logical" or (level == "replica" and not is_standby)
+
+
+def existing_roles(connection: Connection, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of these roles that the server has, in alphabetical order."""
+    listed = ", ".join(map(quote_literal, names))
+    rows = connection.execute(f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({listed}) ORDER BY 1")
+    return tuple(name or "" for (name,) in rows)
 
 
 def is_standby(connection: Connection) -> bool:

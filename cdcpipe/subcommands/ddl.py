@@ -20,7 +20,7 @@ from cdcpipe.doctor.findings import Finding, Verdict, error, named, ok, warning
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
-from cdcpipe.replication.server import decoding_problem, is_standby
+from cdcpipe.replication.server import decoding_problem, existing_roles, is_standby
 from cdcpipe.sql import MANAGED_ROLES, quote_literal
 from cdcpipe.units import counted
 
@@ -140,9 +140,7 @@ def _naming_privileges(connection: Connection) -> Iterator[None]:
     except ServerError as ex:
         if ex.sqlstate != sqlstate.INSUFFICIENT_PRIVILEGE:
             raise
-        names = ", ".join(map(quote_literal, MANAGED_ROLES))
-        rows = connection.execute(f"SELECT rolname FROM pg_catalog.pg_roles WHERE rolname IN ({names}) ORDER BY 1")
-        managed = [name or "" for (name,) in rows]
+        managed = existing_roles(connection, MANAGED_ROLES)
         who = f"as a member of {', '.join(managed)}" if managed else "as a superuser"
         own_hint = f"event triggers take more privileges than a table's owner has: connect {who}"
         hint = own_hint if ex.hint == HINTS[sqlstate.INSUFFICIENT_PRIVILEGE] else ex.hint  # the server may have given a hint
