@@ -197,15 +197,14 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
     """
     has_details = server_version >= SCHEMAS_LISTS_FILTERS_SINCE
     has_generated = "p.pubgencols = 's'" if server_version >= GENERATED_COLUMNS_SINCE else "false"
+    relations = _WITH_DIGESTS if filters == DIGESTS else "pg_catalog.pg_publication_rel"
     return _PUBLISHED.format(
         publication=_EXISTING.format(names=", ".join(map(quote_literal, publications)), has_generated=has_generated),
         named=_EXISTING_NAMED.format(named_only=without_exceptions("r", server_version)),
         exceptions=not_excepted("p.oid", "c.oid", server_version),
         first_user_oid=FIRST_USER_OID,
         schemas=_SCHEMAS if has_details else "",
-        details=_DETAILS.format(relations=_WITH_DIGESTS if filters == DIGESTS else "pg_catalog.pg_publication_rel")
-        if has_details
-        else "",
+        details=_DETAILS.format(relations=relations) if has_details else "",
         list="r.prattrs" if has_details else "NULL::int2[]",
         filters=_TOLD_FILTERS[filters] if has_details else _NO_FILTERS,
         only=_ONLY.format(names=", ".join(map(quote_literal, only))) if only else "",
