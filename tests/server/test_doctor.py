@@ -20,7 +20,9 @@ from cdcpipe.doctor.facts import Asked
 from cdcpipe.doctor.findings import Finding
 from cdcpipe.libpq.parameters import connection_parameters
 from cdcpipe.publishing import NewPublication, with_companions
+from cdcpipe.replication.server import existing_roles
 from cdcpipe.replication.session import connected
+from cdcpipe.sql import SERVICE_ROLES
 from cdcpipe.subcommands.doctor import CHECKS, doctor
 from support.cli_process import CLI, run_cli
 from support.requirements import need
@@ -336,11 +338,11 @@ def test_privileges(pg18: postgres.Cluster, role: str) -> None:
 
 def test_a_managed_service_is_known_by_its_roles(pg18: postgres.Cluster) -> None:
     with pg18.database() as database, connected(connection_parameters([("dbname", database.dsn)])) as connection:
-        assert survey._service_roles(connection) == ()
+        assert existing_roles(connection, SERVICE_ROLES) == ()
         connection.execute("BEGIN")  # nobody else sees the roles
         connection.execute("CREATE ROLE rds_superuser")
         connection.execute("CREATE ROLE supabase_admin")
-        assert survey._service_roles(connection) == ("rds_superuser", "supabase_admin")
+        assert existing_roles(connection, SERVICE_ROLES) == ("rds_superuser", "supabase_admin")
         connection.execute("ROLLBACK")
 
 
