@@ -62,7 +62,10 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
             continue
         before = _columns_before(commands, home, previous, told_at, history)
         relation = None if before is None else _relation(description, *before)
-        if relation is None or relation == previous:
+        if before is None or relation is None:
+            continue
+        is_replaced = not before[0].isdisjoint(commands.dropped)  # by a column of the same name and type, if all looks the same
+        if relation == previous and not is_replaced:
             continue
         changed = contents.setdefault(home, Contents())
         changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)

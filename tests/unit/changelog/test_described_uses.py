@@ -91,6 +91,19 @@ def test_a_command_after_a_change_in_the_same_transaction() -> None:
     assert uses(contents, ddl(10, 0, kind="failure"), dropped, renamed, known=known, relation=table("id a b")) == expected[:1]
 
 
+def test_a_column_that_takes_the_name_and_type_of_a_dropped_one() -> None:
+    """The server will describe the table as before. But the older rows have the new column's default."""
+    dropped = ddl(10, 1, described("id=1", key=["id"]), kind="drop", dropped=[COLUMN])
+    added = ddl(10, 1, described("id=1 a=3'7", key=["id"]))
+    assert uses({}, dropped, added, known=INSTALLED, relation=table("id a")) == [((10, 1), "id a")]
+    contents = {T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}
+    assert uses(contents, dropped, added, known=INSTALLED, relation=None) == [((10, 0), "id a"), ((10, 1), "id a")]
+    # The stream has described the new column already.
+    contents = {T: Contents(1, 10, [Use(10, 2, table("id a"), 10)])}
+    commented = ddl(10, 3, described("id=1 a=3'7", key=["id"]))
+    assert uses(contents, dropped, added, commented, known=INSTALLED, relation=None) == [((10, 2), "id a")]
+
+
 def test_changes_in_the_same_segments() -> None:
     contents = {T: Contents(2, 30, [Use(7, 0, table("id a"), 8), Use(30, 0, table("id a b"), 30)])}
     found = uses(contents, ADDED, known=INSTALLED, relation=None)
