@@ -50,8 +50,8 @@ def command(*, metrics: Address | None, **options: Any) -> None:
     """
     config = launcher_config(**options)
     log_to_stderr(verbose=config.verbose)
-    launcher = Launcher(config)
     monitor = SlotMonitor(config.connection, config.slot, command=config.command)
+    launcher = Launcher(config, monitor)
     service = ServiceManager()
     stop = service.told_before(launcher.request_stop)
     with LandMetrics(launcher, monitor).served(metrics), on_signals(stop) as asked:

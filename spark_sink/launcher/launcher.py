@@ -56,6 +56,7 @@ from spark_sink.staging.writer import StagingWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spark_sink.client.slot_monitor import SlotMonitor
     from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
     from spark_sink.staging.filler import Operation
@@ -108,11 +109,15 @@ class Progress:
 
 
 class Launcher(Background):
-    """Lands one slot in one staging directory, until it is stopped; with ``available_now`` until everything is landed."""
+    """Lands one slot in one staging directory, until it is stopped; with ``available_now`` until everything is landed.
 
-    def __init__(self, config: LauncherConfig) -> None:
+    ``monitor``, if it runs, tells when the server's WAL passed an idle position.
+    """
+
+    def __init__(self, config: LauncherConfig, monitor: SlotMonitor | None = None) -> None:
         super().__init__("cdcpipe-launcher")
         self.config = config
+        self._monitor = monitor
         self.prepared: Prepared | None = None
         self.lock: StagingLock | None = None
         """The lock of the staging directory, if the owner has taken it. The launcher releases it at its end in any case."""
@@ -128,6 +133,8 @@ class Launcher(Background):
         self._child: Streamer | None = None
         self._asked_at = 0.0
         """When the server was first asked for its position, in seconds since 1970: with available_now the log ends there."""
+        self._backlog_lsn = 0
+        """Where the server's WAL ended before the stream began."""
         self._is_complete = False
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
@@ -250,7 +257,7 @@ class Launcher(Background):
 
     def _stream(self, writer: StagingWriter, sealer: Sealer, prepared: Prepared, streamer: Streamer) -> Failure | None:
         """Begin a stream, and take it to its end. Returns the streamer's failure, None if it ended as it should."""
-        start_lsn = writer.end_lsn
+        start_lsn, self._backlog_lsn = writer.end_lsn, prepared.wal_lsn
         filler = SegmentFiller(start_lsn, self.config.seal, backlog_lsn=prepared.wal_lsn)
         arguments = [*(["-v"] if self.config.verbose else []), *slot_arguments(self.config), "-H", "--whole-transactions"]
         for name, value in plugin_options(prepared).items():
@@ -344,12 +351,23 @@ class Launcher(Background):
         """
         if lsn > sealer.sealed_lsn:
             sealer.drain()
-            at = self._asked_at if self.config.available_now else None
-            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn, at):
+            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn, self._passed_at(lsn)):
                 feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
                 return
         feedback.waiting_idle = None
         feedback.allow(lsn)
+
+    def _passed_at(self, lsn: int) -> float | None:
+        """Return when the server's WAL passed an idle position, for the account; None if that was before the stream began.
+
+        While the walsender works through old WAL, it tells its own place, which the server has passed long before.
+        """
+        if lsn < self._backlog_lsn:
+            return None
+        if self.config.available_now:
+            return self._asked_at
+        lag = None if self._monitor is None else self._monitor.lag(lsn, time.monotonic())
+        return time.time() - (0.0 if lag is None else lag.seconds)
 
     def _try_waiting_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
         """Record an idle position that waits if that is due, and return when ``_pump`` has to look again."""

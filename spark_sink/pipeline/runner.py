@@ -110,10 +110,10 @@ class Runner(Background):
         self._rest = Rest(config, self._warehouse)
         self._untouched: PipelineProgress | None = None
         """The progress of a run that had nothing to do, and so no pipeline."""
-        self.launcher = Launcher(config.launcher)
         self._published = PublishedNow(config.launcher, self._stopping)
         source = config.launcher
         self.monitor = SlotMonitor(source.connection, source.slot, command=source.command, delay_s=_WATCH_AFTER_S)
+        self.launcher = Launcher(source, self.monitor)
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )

@@ -20,7 +20,6 @@ The account is also what ``as-of`` and ``status`` know about a log that is compl
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -44,9 +43,10 @@ class Account:
 
     lsn: int = 0
     time: float = 0.0
-    """When the server's WAL ended at the LSN or before, in seconds since 1970; later, if the walsender was behind.
+    """When the server's WAL ended at the LSN or before, in seconds since 1970; 0 if no such time is known.
 
-    Such a walsender tells its own place as the end of the WAL.
+    It is later if WAL that is not published came faster than the walsender decodes it, and the launcher did not watch the server:
+    such a walsender tells its own place as the end of the WAL.
     """
     end_lsn: int = 0
     """The end of the log's segments at that time; 0 if it is not recorded, as by older versions."""
@@ -59,12 +59,13 @@ class Account:
 def record(root: Path, lsn: int, end_lsn: int = 0, at: float | None = None) -> bool:
     """Record durably that the log is complete up to ``lsn``. If this returns False, ``lsn`` must not be confirmed.
 
-    ``end_lsn`` is the end of the log's segments; 0 if it is not known now. ``at`` is the account's time; None for now.
+    ``end_lsn`` is the end of the log's segments; 0 if it is not known now. ``at`` is the account's time; None if it is
+    not known: the account keeps the time that it has, which is an earlier one.
     """
     try:
         found = read(root)
         if lsn > found.lsn:
-            _write(root, lsn, max(end_lsn, found.end_lsn), time.time() if at is None else at)
+            _write(root, lsn, max(end_lsn, found.end_lsn), found.time if at is None else at)
     except OSError as ex:
         _logger.warning("cannot record the known position of the log in %s: %s", root, ex)
         return False

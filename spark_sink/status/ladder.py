@@ -16,8 +16,8 @@ the staging log that the stage lacks. If the staging log lacks it, too, its age 
 since the newest transaction in the log, or since the log was known to be complete, whichever is shorter; ``at_most`` says that this
 is an upper bound. For a stage that is not behind it is 0.
 
-If the walsender was behind when the log was last known to be complete, the bound is too low by that (`Account.time`).
-``behind_bytes`` is right all the same.
+The second time may be too short for a launcher whose owner does not watch the server (`Account.time`). ``behind_bytes`` is right
+all the same.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from cdcpipe.publishing import NewPublication
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client import process
 from spark_sink.client.failure import Failure
+from spark_sink.client.slot_monitor import Lag
 from spark_sink.files.local import write_json
 from spark_sink.launcher import launcher as launcher_module
 from spark_sink.launcher import opening, restart, sealer, streamer
@@ -531,6 +534,21 @@ def test_an_idle_position_is_recorded_before_it_is_confirmed(fake: Callable[...,
     assert account.read(made.staging).lsn == 0x4000
     made.run()
     assert made.starts[-1][made.starts[-1].index("--expect-lsn") + 1] == "0/4000"
+
+
+@pytest.mark.parametrize("passed_s", [None, 0.0, 7000.0])
+def test_the_accounts_time_is_when_the_server_passed_an_idle_position(fake: Callable[..., Fake], passed_s: float | None):
+    """A walsender that works through old WAL tells its own place. None: the server had passed it before the stream began."""
+    made = fake(WORK, [{"wal_lsn": "0/4001" if passed_s is None else "0/4000"}, {"idle": "0/4000"}])
+    monitor: Any = SimpleNamespace(lag=lambda _lsn, _now: Lag(1, passed_s)) if passed_s else None
+    before = time.time()
+    with Launcher(made.config(available_now=False), monitor):
+        until(lambda: made.confirmed_lsn == 0x4000)
+    found = account.read(made.staging)
+    if passed_s is None:
+        assert found.time == 0.0  # the account keeps the time that it had
+    else:
+        assert before - 0.001 <= found.time + passed_s <= time.time() + 0.001
 
 
 def test_an_idle_position_that_cannot_be_recorded_is_not_confirmed(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
