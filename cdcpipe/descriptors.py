@@ -7,6 +7,7 @@ its number otherwise, and Python would have no object for it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
 import sys
@@ -23,12 +24,15 @@ _STDIN, _STDERR = 0, 2
 def set_up() -> None:
     """Make stdin, stdout and stderr usable, whatever the command was started with.
 
-    Programs read the answers, so their encoding does not depend on the locale. The same is true for requests on stdin.
+    Programs read the answers, so their encoding does not depend on the locale. The same is true for requests on stdin. A stdin that
+    can't be read has no requests.
     """
     is_stdout_closed = _fill_closed()
     raw = _ClosedStdout() if is_stdout_closed else _Stdout(STDOUT, "w", closefd=False)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=raw.isatty())
-    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() != "utf-8":
+    if fcntl.fcntl(_STDIN, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:  # closed at the start, or given by nohup
+        sys.stdin = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    elif isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() != "utf-8":
         sys.stdin.reconfigure(encoding="utf-8")
     sys.stderr = sys.stderr or open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts until the exit
 

@@ -28,6 +28,15 @@ def test_a_line_that_is_no_request(line: str) -> None:
     assert "not a request" in errors
 
 
+@pytest.mark.parametrize("redirection", ["</dev/null", "<&-", "0>/dev/null"])
+def test_a_stdin_that_cannot_be_read_has_no_requests(redirection: str) -> None:
+    """It was called a defect. nohup gives a stdin that is open for writing only."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "cli", "checksum", *NOBODY]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no connection to the server" in done.stderr
+
+
 def test_hashed_columns_without_a_key() -> None:
     code, errors = ask(json.dumps({"begin": [["public", "t"]], "masks": {"public.t.email": "hash"}}))
     assert code == 1
