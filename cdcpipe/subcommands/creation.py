@@ -142,7 +142,7 @@ def _is_to_be_replaced(connection: Connection, config: SlotConfig, slot: Slot) -
 def telling_of_new_slot(slot: Slot) -> Iterator[None]:
     """Add to the hint of an error that this process has created the slot, and how to drop it.
 
-    A BrokenPipeError ends the command without a message. Then a warning says the same.
+    A signal or a closed pipe ends the command without a message. Then a warning says the same.
     """
     made = (
         f"replication slot {slot.name!r} is there now, and retains WAL until it is used or dropped"
@@ -154,7 +154,7 @@ def telling_of_new_slot(slot: Slot) -> Iterator[None]:
         if slot.is_new:
             ex.hint = made if ex.hint is None else f"{ex.hint}; {made}"
         raise
-    except BrokenPipeError:
+    except BaseException:
         if slot.is_new:
             log.warning("%s", made)
         raise

@@ -1,5 +1,6 @@
-"""Whether a missing slot is made: not on a standby that copies the slots of its primary."""
+"""Whether a missing slot is made: not on a standby that copies the slots of its primary. A new slot is named at an early end."""
 
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +14,8 @@ from cdcpipe.errors import InitError, SlotDoesNotExistError, SlotInUseError
 from cdcpipe.replication.slot_creation import NewSlot
 from cdcpipe.replication.slots import Slot
 from cdcpipe.subcommands import creation, poll
-from cdcpipe.subcommands.creation import find_or_create_slot
+from cdcpipe.subcommands.creation import find_or_create_slot, telling_of_new_slot
+from cli.interrupt import Interrupted
 from spark_sink.client.failure import Failure
 from support.slots import SLOT
 
@@ -165,3 +167,11 @@ def test_a_slot_is_made_within_the_shorter_of_both_limits(
         limit_s = min(limit_s, max(duration_s - waited_s, 0.1))
     assert made == [limit_s]
     assert told == [1000.0]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("end", [BrokenPipeError(), Interrupted(signal.SIGINT)], ids=["closed pipe", "signal"])
+def test_an_end_without_a_message_names_a_new_slot(caplog: pytest.LogCaptureFixture, end: BaseException, is_new: bool) -> None:
+    with pytest.raises(type(end)), telling_of_new_slot(replace(SLOT, is_new=is_new)):
+        raise end
+    assert ("SELECT pg_drop_replication_slot('shop')" in caplog.text) == is_new
