@@ -479,10 +479,15 @@ def _join_jars(settings: dict[str, str], conf: dict[str, str]) -> None:
 
 
 def _jars(directory: Path) -> list[str]:
-    """Return the jars in ``directory``. Raises InvalidArgumentsError if it does not exist."""
+    """Return the jars in ``directory``. Raises InvalidArgumentsError without it, InitError for a jar that Spark could not read."""
     if not directory.is_dir():
         raise InvalidArgumentsError(f"no such directory: {directory}", hint=_NO_DELTA_HINT)
-    return sorted(str(path) for path in directory.resolve().glob("*.jar"))
+    jars = sorted(str(path) for path in directory.resolve().glob("*.jar"))
+    if unusable := next((jar for jar in jars if not zipfile.is_zipfile(jar)), None):
+        raise InitError(
+            f"the jar {unusable} is missing, damaged or not readable", hint="copy it there again, or take it out of the directory"
+        )
+    return jars
 
 
 def ended_error() -> CdcpipeError:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import platform
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -270,8 +271,13 @@ def test_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     judge(machine.jars("delta", tmp_path, {}), "error no delta-spark")
     judge(machine.jars("delta", tmp_path / "no", {}), "error no such directory")
     for name in ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar"):
-        (tmp_path / name).touch()
+        zipfile.ZipFile(tmp_path / name, "w").close()
     judge(machine.jars("delta", tmp_path, {}), f"ok Spark gets 2 jars from {tmp_path}")
+    (tmp_path / "delta-storage-4.4.0.jar").write_text("404: Not Found")
+    judge(machine.jars("delta", tmp_path, {}), "error … delta-storage-4.4.0.jar is missing, damaged or not readable")
+    (tmp_path / "delta-storage-4.4.0.jar").unlink()
+    (tmp_path / "delta-storage-4.4.0.jar").symlink_to("nowhere")
+    judge(machine.jars("delta", tmp_path, {}), "error … delta-storage-4.4.0.jar is missing, damaged or not readable")
 
 
 WORKER = Worker("node1", platform.python_version(), (), (), 0.0)

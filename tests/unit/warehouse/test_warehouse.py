@@ -239,7 +239,7 @@ def test_an_error_of_spark_in_one_line(text: str, reason: str) -> None:
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:
-    (tmp_path / "delta-storage-4.4.0.jar").touch()
+    zipfile.ZipFile(tmp_path / "delta-storage-4.4.0.jar", "w").close()
     with pytest.raises(InitError, match=r"no delta-spark_4\.2_2\.13-\*\.jar in") as caught:
         session._jar_settings("delta", tmp_path)
     assert caught.value.hint is not None
