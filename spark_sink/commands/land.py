@@ -75,6 +75,7 @@ def command(*, metrics: Address | None, **options: Any) -> None:
                 service.tick(is_streaming=True)
                 recorder.tick(now, time.time(), count)
         except Exception as ex:
+            launcher.stop()  # it may still hold the lock of the directory: then nothing would be recorded
             last_error.note(config.staging, "land", ex)
             raise
         finally:

@@ -1,8 +1,8 @@
 """Keeps the error of the last `run` or `land` in the staging directory, for ``cdcpipe-spark status``. No pyspark.
 
 The error stays there until a `run` or `land` ends without an error. Its time shows whether it is older than the launcher that runs
-now. While one process holds the directory's lock, other processes record nothing: the error of a second `run` that is refused must
-not look like an error of the first.
+now. While the directory's lock is held, nothing is recorded: the error of a second `run` that is refused must not look like an
+error of the first, which may be in the same process. So a command records its error after it has released the lock.
 
 `note` and `clear` raise no error of the system: such an error would hide the command's own result.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import CdcpipeError, LostSlotError
 from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.files.local import DamagedFileError, read_json, write_json
-from spark_sink.staging.lock import is_own, lock_owner
+from spark_sink.staging.lock import lock_owner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ LOST_SLOT, OTHER = "lost_slot", "other"
 
 
 def note(root: Path, command: str, error: BaseException) -> None:
-    """Record an error, if the staging directory exists and no other process holds its lock. A warehouse stays as it is."""
+    """Record an error, if the staging directory exists and nobody holds its lock. A warehouse stays as it is."""
     if _is_in_use(root):
         return
     found: dict[str, Any] = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": command}
@@ -49,7 +49,7 @@ def note(root: Path, command: str, error: BaseException) -> None:
 
 
 def clear(root: Path) -> None:
-    """Delete the recorded error after a good end, unless another process holds the directory's lock by now."""
+    """Delete the recorded error after a good end, unless somebody holds the directory's lock by now."""
     if _is_in_use(root):
         return
     try:
@@ -59,10 +59,9 @@ def clear(root: Path) -> None:
 
 
 def _is_in_use(root: Path) -> bool:
-    """Tell whether another process holds the directory's lock."""
+    """Tell whether somebody holds the directory's lock."""
     try:
-        owner = lock_owner(root)
-        return owner is not None and not is_own(owner)
+        return lock_owner(root) is not None
     except PermissionError:  # the lock of another user
         return True
     except (DamagedFileError, OSError):  # no file, or a file system without locks: the command's own error says so

@@ -266,6 +266,7 @@ def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytes
         ):
             made.wait()
         assert list((tmp_path / "staging").rglob("snapshot_export")) == []
+    assert last_error.read(tmp_path / "staging") is None  # it would look like one of the run that works there, here in this process
     assert not (tmp_path / "warehouse").exists()
 
 

@@ -17,7 +17,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.staging import account, last_error
 from spark_sink.staging import lock as staging_lock
 from spark_sink.staging import writer as staging_writer
-from spark_sink.staging.lock import StagingLock, lock_owner
+from spark_sink.staging.lock import StagingLock, is_own, lock_owner
 from spark_sink.staging.log import StagingError, list_epochs, list_segments
 from spark_sink.staging.readers import read_readers
 from spark_sink.staging.writer import Failpoint, StagingWriter
@@ -39,6 +39,16 @@ def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
     assert lock_owner(tmp_path) is None
     with StagingWriter(tmp_path, slot="s"):
         pass
+
+
+def test_a_process_knows_its_own_lock(tmp_path: Path):
+    with closing(StagingLock(tmp_path)):
+        owner = lock_owner(tmp_path)
+    assert owner is not None
+    assert is_own(owner)
+    # The second one stands for a process in a container of the same host name, which has the same id there.
+    for changed in ({"pid": owner["pid"] + 1}, {"token": "0123456789abcdef"}, {"token": None}):
+        assert not is_own(owner | changed)
 
 
 @pytest.mark.parametrize("slot", ["s", "t"], ids=["", "a launcher that is refused"])
