@@ -10,6 +10,7 @@ An error that ends a command has ``hint`` and ``exit_code``, too. Messages and s
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
@@ -46,9 +47,11 @@ _format = "text"
 
 
 def use(name: str) -> str:
-    """Set the format of this process to one of `FORMATS`, and return it."""
+    """Set the format of this process to one of `FORMATS`, and return it. Text is for a terminal of the locale, JSON is in UTF-8."""
     global _format  # noqa: PLW0603 - a process has one stderr
     _format = name
+    if is_json() and isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8")
     return name
 
 

@@ -58,9 +58,13 @@ _INTERRUPTED = {128 + number: -number for number in (signal.SIGINT, signal.SIGTE
 
 
 def _environment(temporary: Path | None) -> dict[str, str]:
-    """Return the environment of a child: ours, this package's directory at the end of $PYTHONPATH, ``temporary`` as $TMPDIR."""
+    """Return the environment of a child: ours, this package's directory at the end of $PYTHONPATH, ``temporary`` as $TMPDIR.
+
+    A child writes its messages in UTF-8, whatever the locale is: we read them.
+    """
     root = str(Path(__file__).resolve().parents[2])
-    changed = {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
+    paths = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+    changed = {"PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"}
     if temporary is not None:
         changed["TMPDIR"] = str(temporary.absolute())
     return os.environ | changed

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdcpipe import logs
 from spark_sink.commands.options import log_to_stderr
 from spark_sink.commands.progress import ProgressLine
 from spark_sink.launcher.launcher import Progress
+from support.cli_process import run_cli
 from support.forked_commands import ForkedCommands
 from support.logging_state import logging_as_before
 
@@ -125,3 +127,11 @@ def test_mistakes_are_objects(option: list[str], tmp_path: Path, commands: Forke
         assert (ended.code, found["level"], found["exit_code"]) == (1, "error", 1)
         assert {*found} == {"time", "level", "part", "message", "hint", "exit_code"}
     assert not commands.cdcpipe_spark("land").stderr.startswith("{")
+
+
+def test_objects_are_in_utf8_whatever_the_locale_is() -> None:
+    """In that of Poland, the letter ï came as \\xef, which is no JSON."""
+    environment = os.environ | {"PYTHONIOENCODING": "iso8859-2"}
+    code, _, said = run_cli("-S", "s", "--log-format", "json", "--publication", "p", "-c", "--table", "naïve", env=environment)
+    assert code == 1
+    assert "naïve" in json.loads(said)["message"]

@@ -41,6 +41,12 @@ def test_a_command_is_asked() -> None:
     assert told == ["cdcpipe: error: so", "cdcpipe: hint: go"]
 
 
+def test_a_child_names_tables_in_each_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "iso8859-1")  # as in a locale that has this encoding
+    said = "import sys; sys.stderr.write('cdcpipe: error: no table caf\\xe9 \\u2192\\n'); sys.exit(2)"
+    assert ask(["x"], command=python(said)).failure.message == "no table caf\xe9 \u2192"
+
+
 def test_a_command_that_does_not_answer_counts_as_a_lost_connection() -> None:
     answer = ask(["slot"], command=python("import time; time.sleep(600)"), timeout_s=1.0)
     assert (answer.code, answer.failure.message) == (ExitCode.PG_CLOSED, "'cdcpipe slot' has not answered for 1 s")
