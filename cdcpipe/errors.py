@@ -7,6 +7,7 @@
     │   ├── UnreachableError                       no connection could be made; trying again may help
     │   ├── OtherServerError                       the server is not one of those that the consumer expects
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
+    │   ├── ExcludedColumnError                    a column is published that is to stay on the server
     │   ├── LostSlotError                          the server has removed what the slot needs, and will never stream from it again
     │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
     ├── ConnectionClosedError    3  PG_CLOSED
@@ -36,6 +37,7 @@ __all__ = [
     "CommandError",
     "ConnectionClosedError",
     "ConnectionParameterError",
+    "ExcludedColumnError",
     "GapError",
     "InitError",
     "InvalidArgumentsError",
@@ -122,6 +124,10 @@ class GapError(InitError):
     """
 
     BEGINNING: ClassVar[str] = "changes are missing: "
+
+
+class ExcludedColumnError(InitError):
+    """A publication has a column that ``--exclude-column`` names. Trying again does not help."""
 
 
 class LostSlotError(InitError):

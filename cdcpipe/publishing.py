@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import ExcludedColumnError, InvalidArgumentsError
 from cdcpipe.sql import LONGEST_NAME, quote_identifier
+from cdcpipe.units import few
 
 __all__ = [
     "FULL",
@@ -154,6 +155,24 @@ class NewPublication:
             *(["--via-root"] if self.via_root else []),
             *(word for each in self.exclude_columns for word in ("--exclude-column", each.text)),
         ]
+
+    def check_left_out(self, published: Iterable[tuple[str, str, Iterable[str]]]) -> None:
+        """Raise ExcludedColumnError if one of the published columns is to stay on the server.
+
+        Each of ``published`` is a table: its schema, its name, and the names of its published columns.
+        """
+        found = [
+            f"{schema}.{name}.{column}"
+            for schema, name, columns in published
+            for column in columns
+            if any(each.matches(schema, name, column) for each in self.exclude_columns)
+        ]
+        if found:
+            raise ExcludedColumnError(
+                f"--exclude-column does not hold: an existing publication has {few(found)}",
+                hint="give the table a column list: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with its other columns; or drop"
+                " the publication, and let -c create it with a new slot",
+            )
 
 
 def companion_name(publication: str) -> str:

@@ -168,21 +168,10 @@ def differences(connection: Connection, publications: Sequence[str], wanted: New
 
 
 def check_left_out(connection: Connection, publications: Sequence[str], wanted: NewPublication) -> None:
-    """Raise InitError if an existing publication has a column that ``--exclude-column`` names."""
-    if not wanted.exclude_columns:
-        return
-    found = [
-        f"{table.schema}.{table.name}.{column.name}"
-        for table in describe(connection, published(publications, connection.server_version))
-        for column in table.columns
-        if any(each.matches(table.schema, table.name, column.name) for each in wanted.exclude_columns)
-    ]
-    if found:
-        raise InitError(
-            f"--exclude-column does not hold: an existing publication has {few(found)}",
-            hint="give the table a column list: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with its other columns; or drop the"
-            " publication, and let -c create it with a new slot",
-        )
+    """Raise ExcludedColumnError if an existing publication has a column that ``--exclude-column`` names."""
+    if wanted.exclude_columns:
+        tables = describe(connection, published(publications, connection.server_version))
+        wanted.check_left_out((each.schema, each.name, [column.name for column in each.columns]) for each in tables)
 
 
 def _names(connection: Connection, source: str) -> list[str]:

@@ -86,6 +86,7 @@ class ExportedSnapshot:
         try:
             found = self._take_over(is_stopping) or self._export(is_stopping)
             self.prepared = Prepared.of(found)
+            self.prepared.check_left_out(config)
             with reading("prepare --export-snapshot"):
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])

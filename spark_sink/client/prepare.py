@@ -95,6 +95,15 @@ class Prepared:
         numbers = [*(timeline for timeline, _ in self.timeline_history[1:]), self.timeline]
         return {timeline: lsn for (_, lsn), timeline in zip(self.timeline_history, numbers, strict=False)}
 
+    def check_left_out(self, config: SlotConfig) -> None:
+        """Raise ExcludedColumnError if a column is published that ``--exclude-column`` names.
+
+        Call this before rows are copied. ``cdcpipe prepare`` says it by itself only if it gets the option.
+        """
+        if config.new_publication.exclude_columns:
+            named = ((str(each["schema"]), str(each["name"]), [c["name"] for c in each["columns"]]) for each in self.tables)
+            config.new_publication.check_left_out(named)
+
     @classmethod
     def parse(cls, text: bytes) -> Prepared:
         """Read the JSON object that the command prints."""

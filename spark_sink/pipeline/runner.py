@@ -399,7 +399,7 @@ class Runner(Background):
         If the launcher's disk is full, the tables take the whole log before this raises the launcher's error. So the next launcher
         can remove segments.
         """
-        launcher, tables, is_told = self.launcher, 0, False
+        launcher, is_told = self.launcher, False
 
         def count() -> samples.Counts:
             return _counts(launcher.progress, pipeline.progress, self._lag(pipeline))
@@ -411,9 +411,8 @@ class Runner(Background):
             recorder.tick(time.monotonic(), time.time(), count)
             if launcher.progress.gaps > self._gaps_healed:
                 self._pass_gap(spark, pipeline, healer)
-            if pipeline.progress.tables > tables:
-                tables = pipeline.progress.tables
-                healer.look_soon()
+            healer.check()
+            healer.count_tables(pipeline.progress.tables)
             if not launcher.has_ended:
                 continue
             # With available_now the launcher ends by itself, and the log is complete then.

@@ -76,7 +76,8 @@ class CatalogLook:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
 
         Returns False if the server could not be asked or is not where the log goes on from (then `failure` says which), or once
-        ``is_stopping`` is True.
+        ``is_stopping`` is True. Raises ExcludedColumnError if a column is published that is to stay on the server, and then wants
+        no copy.
         """
         self.failure = None
         try:
@@ -93,6 +94,7 @@ class CatalogLook:
             self.failure = "the launcher does not read from the server that was asked, or has not begun with its timeline yet"
             _logger.info("cannot look at the catalog for new tables, trying again: %s", self.failure)
             return False
+        found.check_left_out(self._config)
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)
         is_at_it = gaps.is_at_server_of_now(house, epochs)

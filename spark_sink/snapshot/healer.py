@@ -12,7 +12,7 @@ the same lock as that command, so that no two snapshots copy a table at the same
 healer finishes the table: until then its replica lacks the copy, and its history waits.
 
 An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
-and never ends the run.
+and does not end the run. One error does: a column is published that ``--exclude-column`` names, so its values come with the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, ExcludedColumnError
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.running_time import RunningTime
@@ -114,6 +114,7 @@ class Healer:
         self._unable_since: float | None = None
         """When looks began to fail, or when this was last said; None if the last one did not fail."""
         self._is_look_wanted = False
+        self._table_count = 0
         self.has_looked = False
         """Whether the last look at the catalog was possible."""
         self._known: tuple[int, float, list[WantedCopy]] | None = None
@@ -122,6 +123,8 @@ class Healer:
         They are read again after a write of this process, and after a minute: another process can only have copied some of them.
         """
         self._told = Told()
+        self._refusal: ExcludedColumnError | None = None
+        """The error that has ended the thread."""
         self._thread = Worker(target=self._run, name="cdcpipe-heal", daemon=True)
 
     # --- for the owner ---
@@ -140,9 +143,15 @@ class Healer:
         """How many tables waited when the healer last looked. Any thread may ask."""
         return 0 if self._known is None else len(self._known[2])
 
-    def look_soon(self) -> None:
-        """Look at the catalog sooner: the stream has brought a table that the pipeline did not know."""
-        self._is_look_wanted = True
+    def check(self) -> None:
+        """Raise ExcludedColumnError if the healer has found a published column that is to stay on the server."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def count_tables(self, count: int) -> None:
+        """Take the number of tables that the stream has brought. Look at the catalog sooner if it has brought a new one."""
+        if count > self._table_count:
+            self._table_count, self._is_look_wanted = count, True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -157,7 +166,7 @@ class Healer:
     def finish(self) -> None:
         """Look at the catalog, and copy each table that waits, in the hours given. A table that can't be copied keeps waiting.
 
-        Call this once the launcher has ended.
+        Call this once the launcher has ended. Raises ExcludedColumnError if a column is published that is to stay on the server.
         """
         with self._busy, self._forgiving():
             self._look(0.0)
@@ -178,6 +187,12 @@ class Healer:
     # --- the thread ---
 
     def _run(self) -> None:
+        try:
+            self._look_and_copy()
+        except ExcludedColumnError as ex:
+            self._refusal = ex  # `check` raises it in the owner's thread
+
+    def _look_and_copy(self) -> None:
         while not self._stopping.wait(_TICK_S):
             if self._pausing.is_set():
                 continue
@@ -206,9 +221,11 @@ class Healer:
 
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Turn any error into a warning: tables that wait keep waiting, and the stream goes on."""
+        """Turn an error into a warning: tables that wait keep waiting, and the stream goes on."""
         try:
             yield
+        except ExcludedColumnError:
+            raise
         except Exception as ex:  # noqa: BLE001
             said = _said(ex)
             if self._told.is_news(said, time.monotonic()):
@@ -300,6 +317,8 @@ class Healer:
                 self._wait_for(snapshot)
             except InterruptedError:
                 pass
+            except ExcludedColumnError:
+                raise
             except Exception as ex:  # noqa: BLE001 - it is recorded, and the copy is tried again
                 failure = ex
             finally:

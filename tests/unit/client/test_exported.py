@@ -4,6 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
+from cdcpipe.errors import ExcludedColumnError
+from cdcpipe.publishing import NewPublication
 from spark_sink.client.exported import ExportedSnapshot, drop_left
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
@@ -39,6 +43,13 @@ def test_a_description_may_come_in_pieces(tmp_path: Path) -> None:
     command = (*python(IN_LINES), json.dumps(DESCRIPTION, indent=2) + "\n")
     with ExportedSnapshot(LauncherConfig("s", tmp_path, command=command), lambda: False, tmp_path / "export") as export:
         assert (export.name, export.consistent_point, export.connection) == ("00000003-1", 0x100, {"host": "/run"})
+
+
+def test_nothing_is_copied_of_a_column_that_is_to_stay_on_the_server(tmp_path: Path) -> None:
+    command = (*python(IN_LINES), json.dumps(DESCRIPTION, indent=2) + "\n")
+    config = LauncherConfig("s", tmp_path, command=command, new_publication=NewPublication.of(exclude_columns=["*.*.price"]))
+    with pytest.raises(ExcludedColumnError, match=r"public\.fruit\.price"):
+        ExportedSnapshot(config, lambda: False, tmp_path / "export")
 
 
 def test_what_a_killed_process_has_left_is_dropped(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 import click
 import pytest
 
-from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, ExcludedColumnError, InitError, InvalidArgumentsError
 from cdcpipe.masks import parse_masks
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
@@ -410,6 +410,9 @@ class Ended:
         raise self.error
 
 
+HEALER: Any = SimpleNamespace(check=lambda: None, count_tables=lambda _: None)
+
+
 class Slow:
     """A pipeline that gets one segment further each time that somebody waits for it."""
 
@@ -442,7 +445,7 @@ def test_a_full_disk_lets_the_tables_take_the_log_first(
     pipeline = Slow([Position(1, lsn) for lsn in (0x100, 0x200, 0x300, 0x400)])
     monkeypatch.setattr(made, "launcher", Ended(error))
     with pytest.raises(type(error), match=re.escape(str(error))):
-        made._follow(None, pipeline, None)
+        made._follow(None, pipeline, HEALER)
     assert pipeline.waits == (3 if is_waiting else 1)
     assert len(caplog.records) == is_waiting
 
@@ -455,7 +458,19 @@ def test_a_pipeline_that_something_else_has_stopped_ends_the_run_with_an_error(
     monkeypatch.setattr(made, "launcher", SimpleNamespace(has_ended=False, progress=Progress()))
     pipeline: Any = SimpleNamespace(progress=PipelineProgress(), wait=lambda _: True)
     with pytest.raises(PipelineError, match="the pipeline was stopped, but not by its Runner"):
-        made._follow(None, pipeline, None)
+        made._follow(None, pipeline, HEALER)
+
+
+def test_a_column_that_is_to_stay_on_the_server_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    monkeypatch.setattr(made, "launcher", SimpleNamespace(has_ended=False, progress=Progress()))
+    pipeline: Any = SimpleNamespace(progress=PipelineProgress(), wait=lambda _: False)
+
+    def refuse() -> None:
+        raise ExcludedColumnError("--exclude-column does not hold")
+
+    with pytest.raises(ExcludedColumnError):
+        made._follow(None, pipeline, SimpleNamespace(check=refuse))
 
 
 def test_the_progress_says_how_far_the_copies_after_a_gap_are(tmp_path: Path) -> None:

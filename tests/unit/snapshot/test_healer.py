@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cdcpipe import running_time
-from cdcpipe.errors import CdcpipeError
+from cdcpipe.errors import CdcpipeError, ExcludedColumnError
 from cdcpipe.lsn import LSN
+from cdcpipe.publishing import NewPublication
 from spark_sink.client.prepare import Prepared
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
@@ -46,6 +47,8 @@ class Server:
         self.house = house
         self.published = [str(table) for table in TABLES]
         self.failing: set[str] = set()
+        self.is_excluded = False
+        """Whether a column has come into the publication since the look that is to stay on the server."""
         self.is_locked = threading.Event()
         self.begun: list[list[str]] = []
         self.waits: list[float] = []
@@ -84,6 +87,8 @@ class Snapshot:
 
     def prepare(self, _is_stopping: Callable[[], bool]) -> None:
         self._server.begun.append(self._names)
+        if self._server.is_excluded:
+            raise ExcludedColumnError("--exclude-column does not hold")
         if self._server.failing & set(self._names):
             raise CdcpipeError("it can't be read")
 
@@ -116,8 +121,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     return made
 
 
-def healer(server: Server, hours: Hours | None = Hours(), tables_at_once: int = 3, **options: Any) -> Healer:  # noqa: B008 - it is frozen
-    config = LauncherConfig("slot", server.house.root, create_slot=True)
+def healer(
+    server: Server,
+    hours: Hours | None = Hours(),  # noqa: B008 - it is frozen
+    tables_at_once: int = 3,
+    new_publication: NewPublication = NewPublication(),  # noqa: B008 - it is frozen
+    **options: Any,
+) -> Healer:
+    config = LauncherConfig("slot", server.house.root, create_slot=True, new_publication=new_publication)
     spark: Any = None
     return Healer(spark, config, server.house, Schedule(hours, tables_at_once), **options)
 
@@ -236,6 +247,33 @@ def test_a_new_table_that_waits_already_is_looked_at_before_its_copy(server: Ser
     server.lsn = 2 * COPY_LSN
     healer(server).finish()
     assert server.begun == [["public.new"]]
+
+
+def test_a_table_with_a_column_that_is_to_stay_on_the_server_ends_the_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came later. A start would refuse the publication; a copy would bring all values of the column."""
+    monkeypatch.setattr(module, "_TICK_S", 0.001)
+    running = healer(server, new_publication=NewPublication.of(exclude_columns=["public.new.*"]))
+    running.start()
+    until(lambda: running.has_looked, "the first look")
+    running.check()
+    server.published.append("public.new")
+    running.count_tables(1)
+    monkeypatch.setattr(module, "_SHORTEST_LOOK_INTERVAL_S", 0.0)
+    until(lambda: running._refusal is not None, "the second look")
+    for ending in (running.check, running.finish):
+        with pytest.raises(ExcludedColumnError, match=r"an existing publication has public\.new\.id"):
+            ending()
+    running.stop()
+    assert (server.begun, waiting(server.house)) == ([], [])
+
+
+def test_such_a_column_that_the_snapshot_shows_ends_the_run(server: Server) -> None:
+    """It has come since the look."""
+    wait_for(server, A)
+    server.is_excluded = True
+    with pytest.raises(ExcludedColumnError):
+        healer(server).finish()
+    assert [(each.table, each.failures) for each in waiting(server.house)] == [(A, None)]
 
 
 def test_what_the_initial_snapshot_lacks_is_recorded_before_it_counts_as_complete(
