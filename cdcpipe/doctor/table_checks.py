@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from cdcpipe.catalog_sql import GENERATED_COLUMNS_SINCE
-from cdcpipe.doctor.facts import Facts, Partition, Restriction, Table
+from cdcpipe.doctor.facts import Facts, Partition, Publication, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.publishing import FULL
+from cdcpipe.publishing import FULL, own
 from cdcpipe.replication.new_publications import contents, identity_statements
 from cdcpipe.replication.tables import grants
 from cdcpipe.sql import quote_identifier, quote_table
-from cdcpipe.units import format_size, listed
+from cdcpipe.units import few, format_size, listed
 
 __all__ = ["CHECKS"]
 
@@ -23,6 +24,8 @@ _NOT_PUBLISHED = {
     "truncate": "rows stay after TRUNCATE",
 }
 _NEED_IDENTITY = ("update", "delete")
+_OF_KEYLESS = ("insert", "truncate")
+"""What ``--keyless insert-only`` publishes of tables without a key."""
 _NO_MATTER = "every change tells which row it is of"
 
 
@@ -88,17 +91,51 @@ def _create_publication(facts: Facts, name: str) -> str:
 
 
 def operations(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether each publication publishes all kinds of changes."""
+    """Judge whether each publication publishes all kinds of changes: that of tables without a key, those it is made for."""
+    independent = own(facts.asked.publications)
     for publication in facts.publications:
-        missing = [name for name in _NOT_PUBLISHED if name not in publication.operations]
+        wanted = tuple(_NOT_PUBLISHED) if publication.name in independent else _OF_KEYLESS
+        missing = [name for name in wanted if name not in publication.operations]
         if missing:
             yield warning(
                 f"publication {publication.name!r} leaves out {', '.join(missing)}",
                 "in a copy of the tables " + ", ".join(_NOT_PUBLISHED[name] for name in missing),
-                f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{', '.join(_NOT_PUBLISHED)}')",
+                _publish(facts, publication, missing),
             )
-        else:
+        elif publication.name in independent:
             yield ok(f"publication {publication.name!r} has all kinds of changes")
+        else:
+            yield ok(f"publication {publication.name!r} has INSERT and TRUNCATE of tables without a key (--keyless insert-only)")
+
+
+def _publish(facts: Facts, publication: Publication, missing: Sequence[str]) -> str:
+    """Return the SQL that publishes the ``missing`` operations, too; words if the server would then refuse commands."""
+    publish = ", ".join(name for name in _NOT_PUBLISHED if name in publication.operations or name in missing)
+    refusing = _refusing(facts, publication) if set(missing).intersection(_NEED_IDENTITY) else []
+    if refusing:
+        return (
+            f"first give {few(refusing)} a replica identity of published columns: until then the server would refuse UPDATE and"
+            f" DELETE there; then publish '{publish}'"
+        )
+    return f"ALTER PUBLICATION {quote_identifier(publication.name)} SET (publish = '{publish}')"
+
+
+def _refusing(facts: Facts, publication: Publication) -> list[str]:
+    """Return the tables on which the server would refuse commands if the publication had UPDATE and DELETE.
+
+    It is not known which table is in which publication. So a table that another one publishes may be named, too.
+    """
+    everything = frozenset(_NOT_PUBLISHED)
+    lacking = [table for table in facts.tables if any(each.identity is None for each in table.partitions)]
+    then = replace(
+        facts,
+        publications=(replace(publication, operations=everything),),
+        restrictions=tuple(
+            replace(each, operations=everything) for each in facts.restrictions if each.publication == publication.name
+        ),
+    )
+    clashing = [each.subject for check in (restrictions, generated) for each in check(then) if each.level == "error"]
+    return sorted({*(table.name for table in lacking), *(name for name in clashing if name is not None)})
 
 
 def tables(facts: Facts) -> Iterator[Verdict]:

@@ -71,6 +71,27 @@ def test_operations() -> None:
     judge(table_checks.operations, given, expected)
 
 
+def test_operations_of_tables_without_a_key() -> None:
+    """The server would refuse UPDATE and DELETE on them, to every application, if somebody ran such a fix."""
+    check, keyless = table_checks.operations, frozenset({"insert", "truncate"})
+    companion = replace(PUBLICATION, name="p_keyless", operations=keyless)
+    log = table("log", identity=None, partitions=(Partition("public", "log", "d", None),))
+    asked = Asked("s", publications=("p", "p_keyless"))
+    judge(
+        check, facts(asked=asked, publications=(PUBLICATION, companion), tables=(log,)), "ok all kinds", "ok tables without a key"
+    )
+    fewer = replace(companion, operations=frozenset({"insert"}))
+    given = facts(asked=asked, publications=(fewer,), tables=(log,))
+    judge(check, given, "warning leaves out truncate … SET (publish = 'insert, truncate')")
+    # So it is with a publication of one's own.
+    mine = facts(publications=(replace(PUBLICATION, operations=keyless),), tables=(table(), log))
+    judge(check, mine, "warning leaves out update, delete … first give public.log a replica identity")
+    assert "ALTER" not in str([each.fix for each in check(mine)])
+    judge(check, replace(mine, tables=(table(),)), "warning … ALTER PUBLICATION")
+    id_left_out = Restriction("p", "public", "t", keyless, ("v",), None, table().partitions)
+    judge(check, replace(mine, tables=(table(),), restrictions=(id_left_out,)), "warning … first give public.t")
+
+
 def test_tables() -> None:
     judge(table_checks.tables, facts(tables=(table(), table("u"))), "ok 2 tables are published, about 16.0 KiB")
     judge(table_checks.tables, facts(tables=(table(),)), "ok 1 table is published, about 8.0 KiB")
