@@ -264,6 +264,8 @@ def keys(facts: Facts) -> Iterator[Verdict]:
             fix = "publish the key's columns: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with them in the list"
         elif table.published.has_deferrable_key:
             fix = f"ALTER TABLE {_sql(table)} DROP CONSTRAINT …, ADD PRIMARY KEY (…), this time without DEFERRABLE"
+        if any(each.identity is None for each in table.partitions):  # and nothing is refused
+            fix += "; then move the table to a publication that has UPDATE and DELETE, because its own one has not"
         yield warning(why, "it gets a changelog, and no replica of its current rows", fix, subject=table.name)
     if facts.tables and not found:
         yield ok(f"the tables have keys: {_NO_MATTER}")

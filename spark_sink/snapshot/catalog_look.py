@@ -12,17 +12,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.publishing import own
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import list_epochs
 from spark_sink.staging.same_source import is_elsewhere
 from spark_sink.warehouse import gaps, published_tables, wanted_copies
 from spark_sink.warehouse.former_names import carried
+from spark_sink.warehouse.published_tables import SeenTable
 from spark_sink.warehouse.reached import reached_lsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.published_tables import Seen
@@ -71,6 +74,8 @@ class CatalogLook:
         """For each table that had its name at the last look, too: the LSN of the first look that has seen it under this name."""
         self._compared: object = None
         """The tables' position, and the names, of the last comparison in `_want_renamed`."""
+        self._told_keyed: set[int] = set()
+        """The OIDs of the tables that `_tell_keyed` has named."""
 
     def look(self, is_stopping: Callable[[], bool]) -> bool:
         """Find tables whose rows have changed without a change in the stream, and forget those that are not published any more.
@@ -112,6 +117,7 @@ class CatalogLook:
                 _logger.warning("%s: the tables of %s get no changes from now on", apart, table)
         if before != now:
             published_tables.write(house, now)
+        self._tell_keyed(found)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}
         for each in wanted_copies.waiting(house):
             versions = house.versions(each.table)
@@ -125,6 +131,32 @@ class CatalogLook:
                     )
                 wanted_copies.give_up(house, each.table)
         return True
+
+    def _tell_keyed(self, found: Prepared) -> None:
+        """Warn, once, of each table with a key in the publication that ``--keyless insert-only`` makes for tables without one.
+
+        Such a table has a replica, and the server sends neither its updates nor its deletes.
+        """
+        publications = own(self._config.publications)
+        companions = [each for each in self._config.publications if each not in publications]
+        for table in found.tables if companions else ():
+            each = SeenTable.of(table)
+            if not each.has_key or each.operations is None or each.operations & {"update", "delete"}:
+                continue
+            if each.relation_id in self._told_keyed:
+                continue
+            self._told_keyed.add(each.relation_id)
+            # Without an identity, the server would refuse UPDATE and DELETE in the other publication.
+            has_identity = table["identity"] or table["replica_identity"] == "f"
+            _logger.warning(
+                "table %s has a key, and its publication (%s) has neither UPDATE nor DELETE, so its replica gets none: %smove it to"
+                " the other publication (%s) in one transaction: ALTER PUBLICATION … DROP TABLE, then ADD TABLE, with its column"
+                " list if it has one",
+                each.table,
+                " or ".join(companions),
+                "" if has_identity else "give it a replica identity (ALTER TABLE … REPLICA IDENTITY DEFAULT), then ",
+                " or ".join(publications),
+            )
 
     def _want_renamed(self, before: Seen, now: Seen, homes: Homes) -> None:
         """Record tables that had another name for a while, between two looks, and changed under it.

@@ -165,6 +165,11 @@ def test_identity(given: Table, expected: str) -> None:
         ),
         (table(columns="v"), "warning the primary key's id is not published … the list"),
         (refusing("d"), "ok have keys"),  # said by another check
+        (
+            # In the publication of --keyless insert-only.
+            table(published={"primary_key": ()}, partitions=(Partition("public", "t", "d", None),)),
+            "warning no primary key … ADD PRIMARY KEY (…); then move the table to a publication that has UPDATE and DELETE",
+        ),
     ],
 )
 def test_keys(given: Table, expected: str) -> None:

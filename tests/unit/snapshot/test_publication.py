@@ -203,6 +203,36 @@ def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_pat
     assert waiting(house) == []
 
 
+def test_a_table_that_has_got_a_key_in_the_publication_of_those_without_one(
+    house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its replica would never get an UPDATE or a DELETE, and nothing else says so."""
+    staging = house.root / "staging"
+    make_epoch(staging, 1, 0, system_id="7123")
+    server: list[Prepared] = []
+    monkeypatch.setattr(publication, "look", lambda *_: server[-1])
+
+    def said(catalog: CatalogLook, **changes: Any) -> list[str]:
+        server.append(found(table("log", **changes)))
+        caplog.clear()
+        assert catalog.look(lambda: False)
+        return [each for each in caplog.messages if "neither UPDATE nor DELETE" in each]
+
+    keyless, inserts = {"primary_key": []}, {"operations": ["insert", "truncate"], "identity": ["id"]}
+    catalog = CatalogLook(LauncherConfig("slot", staging, ("shop", "shop_keyless")), house)
+    assert said(catalog, **keyless, **inserts) == []
+    [text] = said(catalog, **inserts)
+    assert "table public.log has a key, and its publication (shop_keyless)" in text
+    assert "gets none: move it to the other publication (shop)" in text
+    assert said(catalog, **inserts) == []
+    assert said(CatalogLook(catalog._config, house)) == []
+    # With REPLICA IDENTITY NOTHING, the server would refuse UPDATE and DELETE there.
+    [text] = said(CatalogLook(catalog._config, house), **inserts | {"identity": []})
+    assert "gets none: give it a replica identity" in text
+    # A publication of one's own is what its owner wants.
+    assert said(CatalogLook(LauncherConfig("slot", staging, ("shop",)), house), **inserts) == []
+
+
 @pytest.mark.parametrize(("reason", "is_named"), [(MASKS_CHANGED, True), (REWRITTEN, False)])
 def test_a_table_that_has_left_keeps_what_a_new_mask_hides(
     house: Warehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str, *, is_named: bool
