@@ -77,12 +77,14 @@ class Masks:
         for pattern, kind in self.rules:
             is_exact = pattern.table.is_exact and pattern.column.is_exact and pattern.table.matches(schema, table)
             if is_exact and not any(map(pattern.column.matches, columns)):
-                back, other = mask_options({pattern.text: OFF}), exactly(schema, table, "NEW")
+                name, other = pattern.column.pieces[0], exactly(schema, table, "NEW")
+                back, loose = mask_options({pattern.text: OFF}), mask_options({_loosely(schema, table, name): kind})
                 raise InvalidArgumentsError(
-                    f"table {schema}.{table} has no column {pattern.column.pieces[0]!r}, which --mask names (it has"
-                    f" {', '.join(columns)}): if it was renamed, its values would be shown",
-                    hint=f"take a wrong name back: {back}. If the column was renamed, mask both names, each with a * so that it"
-                    f" need not be there: {back} {mask_options({f'{pattern.text}*': kind})} {mask_options({f'{other}*': kind})}",
+                    f"table {schema}.{table} has no column {name!r}, which --mask names (it has {', '.join(columns)}): if it was"
+                    " dropped or renamed, its values would be shown",
+                    hint=f"if it was dropped, changes from before still have it: mask it with a * in its name, so that it need not"
+                    f" be there: {back} {loose}. If it was renamed, mask the new name, too: {back} {loose}"
+                    f" {mask_options({f'{other}*': kind})}. Only if no column ever had this name: {back}",
                 )
 
     def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:
@@ -172,6 +174,12 @@ class Masks:
     def fingerprint(self) -> str | None:
         """What tells one key from another; None if no column is hashed."""
         return hmac.digest(self.with_key().key, _CHECKED, "sha256").hex()[:16] if self.needs_key else None
+
+
+def _loosely(schema: str, table: str, column: str) -> str:
+    """Return a pattern of this column that has a ``*`` within the name, so that it may match nothing."""
+    middle = len(column) // 2
+    return f"{exactly(schema, table, column[:middle])}*{exactly(column[middle:])}"
 
 
 NO_MASKS: Final = Masks()
