@@ -100,8 +100,8 @@ class CatalogDatabase:
     """Gives the tables of a warehouse names in a database, and remembers which tables have one. Thread-safe.
 
     With ``schemas``, a table that has json columns in its newest schema also gets a view that shows them as VARIANT. With
-    ``history_views``, a table with a key also gets a view with its history. Without it, such views of an earlier run are dropped,
-    because nobody keeps them right.
+    ``history_views``, a table with a key also gets a view with its history. Without the one or the other, such views of an earlier
+    run are dropped, because nobody keeps them right.
     """
 
     def __init__(
@@ -169,14 +169,17 @@ class CatalogDatabase:
                 self._claim(name, owner)
                 if self._registered.get(name) != path and self._warehouse.format.exists(path):
                     self._drop_moved(owner, name, path)
-                    if self._schemas is not None and self._is_variant(name, self._warehouse.root):
+                    if name.endswith(_VARIANT) and self._is_variant(name, self._warehouse.root):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
-                        self._tell_taken(name)
+                        if self._schemas is not None:
+                            self._tell_taken(name)
                     if name.endswith(_HISTORY) and HISTORY_OF in self._history_views.properties(self._quoted(name)):
                         self._spark.sql(f"DROP VIEW {self._quoted(name)}")
                         self._history_views.forget()
                     self._name(owner, name, path)
                     self._registered[name] = path
+                    if self._schemas is None:
+                        self._drop_variants(name, path)
                     if name.endswith(_CHANGELOG) and not self._has_history_views:
                         self._history_views.drop([table], self._quoted(name.removesuffix(_CHANGELOG) + _HISTORY))
             if self._has_history_views:
@@ -276,8 +279,7 @@ class CatalogDatabase:
             path = next((path for path in paths if _is_of(found, path)), None)
             if path is None:
                 return
-            if self._is_variant(f"{name}{_VARIANT}", path):
-                self._spark.sql(f"DROP VIEW {self._quoted(f'{name}{_VARIANT}')}")
+            self._drop_variants(name, path)
             self._spark.sql(f"DROP {'VIEW' if found.get('Type') == 'VIEW' else 'TABLE'} {self._quoted(name)}")
         else:
             return
@@ -289,10 +291,17 @@ class CatalogDatabase:
         return {row["col_name"]: row["data_type"] for row in rows}
 
     def _show_variants(self, name: str, path: Path, relation: Relation | None) -> None:
-        """Create the view with a table's json as VARIANT, if the table has json columns and no up-to-date view."""
+        """Create the view with a table's json as VARIANT, if the table has json columns and no up-to-date view.
+
+        Drops the view of a table that has none any more: its text would parse what is no json, or name a column that is gone.
+        """
         relation = None if relation is None else self._warehouse.typed(relation)  # masked json is no json any more
         wanted = () if relation is None else tuple(column.name for column in relation.columns if is_json(column))
-        if relation is None or not wanted or self._variants.get(name) == wanted:
+        if relation is None or self._variants.get(name) == wanted:
+            return
+        if not wanted:
+            self._drop_variants(name, path)
+            self._variants[name] = wanted
             return
         view, columns = f"{name}{_VARIANT}", self._spark.table(self._quoted(name)).schema
         fields = json_fields(columns, relation)
@@ -310,6 +319,12 @@ class CatalogDatabase:
             )
         if is_taken or len(fields) == len(wanted):  # a replica gets its columns later than its changelog
             self._variants[name] = wanted
+
+    def _drop_variants(self, name: str, path: Path) -> None:
+        """Drop the view with the json of the table at ``path``, if there is one."""
+        view = f"{name}{_VARIANT}"
+        if self._is_variant(view, path):
+            self._spark.sql(f"DROP VIEW {self._quoted(view)}")
 
     def _tell_taken(self, view: str) -> None:
         name = view.removesuffix(_VARIANT)

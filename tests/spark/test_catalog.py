@@ -259,6 +259,26 @@ def test_json_as_variant(
             assert f"{view} in the catalog is something else" in caplog.text
 
 
+def test_a_view_with_variants_goes_with_the_json(spark: SparkSession, database: str, tmp_path: Path) -> None:
+    """Reads of it failed: it parsed what is no json any more."""
+    log, table = Log(tmp_path / "staging"), f"{database}.public__docs"
+    views = {"public__docs_variant", "public__docs__changelog_variant"}
+
+    def run(type_id: int, value: bytes, *, json_variants: bool = True) -> set[str]:
+        docs = relation(5, "docs", ("id", INT), ("doc", type_id))
+        log.segment([docs, into(docs, b"%d" % log.end_lsn, value)])
+        Pipeline(
+            spark, log.root, tmp_path / "warehouse", catalog_database=database, json_variants=json_variants
+        ).process_available()
+        assert spark.table(table).where(f"doc = '{value.decode()}'").count() > 0
+        return names(spark, database) & views
+
+    assert run(JSONB, b"[1]") == views
+    assert run(TEXT, b"no json") == set()
+    assert run(JSONB, b"[2]") == views
+    assert run(JSONB, b"[3]", json_variants=False) == set()
+
+
 def test_a_database_of_another_catalog(spark: SparkSession, database: str, tmp_path: Path) -> None:
     """A catalog of the session, by its name. For an unknown catalog, Spark raises its error."""
     made = CatalogDatabase(spark, f"spark_catalog.{database}", Warehouse(tmp_path, "delta"))
