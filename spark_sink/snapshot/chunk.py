@@ -63,6 +63,11 @@ _COPIED_ANEW: Final = "start again: this table is then copied from its beginning
 _LOST: Final = RetryPolicy(attempts=3, first_pause_s=1.0)
 """How often a chunk is read if the connection is lost."""
 
+_WITHOUT_WAITING: Final = MappingProxyType({"lock_timeout": "1"})
+"""A session that finds a lock gives up at once: 0 would be no limit."""
+_waited: Final[dict[str, int]] = {}
+"""For each directory of a copy: the last round in which a chunk has waited in this process for a lock, in vain."""
+
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
 
@@ -120,6 +125,9 @@ class ChunkTask:
     """Whether the server guarantees that texts are UTF-8."""
     masks: Masks = NO_MASKS
     """With the key of hashed columns, which the executors do not have."""
+    round: int = 0
+    """How often the copy has given chunks to the executors before. In each round a process waits for one lock only: the chunks
+    behind it that find a lock give up at once. So the round ends soon, and the copy can tell which session has the lock."""
 
 
 def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
@@ -224,6 +232,8 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
     try:
         with connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
+            if _waited.get(task.directory) == task.round:
+                settings = {**settings, **_WITHOUT_WAITING}
             if settings:
                 values = (f"set_config({quote_literal(name)}, {quote_literal(value)}, true)" for name, value in settings.items())
                 cursor.execute(f"SELECT {', '.join(values)}")
@@ -234,6 +244,7 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
     except (connection.Error, OSError) as ex:
         problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
         if state == LOCK_NOT_AVAILABLE:
+            _waited[task.directory] = task.round
             own = task.chunk.relation_id
             relations = f"SELECT {own} UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = {own}"
             raise locked_error(connection, relations, f"table {task.chunk.table}") from ex

@@ -290,10 +290,11 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], l
         chunks.add(1)
         return written
 
-    found, is_told = there, False
+    found, is_told, number = there, False, 0
     # A partitioned table without partitions has no chunks. A copy that was killed at its end has none left.
     while tasks:
-        trying = _without_waiting(tasks, locked)
+        number += 1
+        trying = [replace(task, round=number) for task in _without_waiting(tasks, locked)]
         answers = copying.spark.sparkContext.parallelize(trying, len(trying)).map(write).collect()
         found += [each for each in answers if not isinstance(each, str)]
         waiting = [(task, each) for task, each in zip(trying, answers, strict=True) if isinstance(each, str)]
@@ -312,7 +313,7 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], l
 
 
 def _without_waiting(tasks: Sequence[ChunkTask], locked: frozenset[int]) -> list[ChunkTask]:
-    """Return the tasks to try now: of each locked relation only one, because a task that waits for the lock takes a core."""
+    """Return the tasks to try now: of each locked relation only one. Those behind it would only find the lock, too."""
     tried: set[int] = set()
     found = []
     for task in tasks:

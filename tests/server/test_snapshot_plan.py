@@ -543,6 +543,25 @@ def test_a_table_that_is_locked_is_waited_for_a_moment(source: Source, monkeypat
             source.rows(table)
 
 
+def test_one_chunk_of_a_round_waits_for_a_lock(source: Source) -> None:
+    """A lock may come when a thousand chunks are still to be read. If each waited, nobody would hear of the lock for an hour."""
+    source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    source.take()
+    (patient,) = source.tasks(source.tables()["t"])
+    assert " -c lock_timeout=5000ms" in patient.connection
+    hasty, patient = (
+        replace(patient, connection=patient.connection.replace("lock_timeout=5000ms", f"lock_timeout={limit}"))
+        for limit in ("100ms", "1h")
+    )
+    with source.database.connect() as other, other.transaction():
+        other.execute("lock table t in access exclusive mode")
+        for number in (1, 2):
+            for task in (hasty, patient):
+                with pytest.raises(LockedError):
+                    write_chunk(replace(task, round=number), lambda _: None)
+    assert write_chunk(replace(patient, round=2), lambda _: None).rows == 1
+
+
 def test_a_plan_does_not_wait_for_the_size_of_a_table_that_is_locked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its own chunks wait, and the other tables are copied."""
     monkeypatch.setattr(snapshot_plan, "_LOCK_TIMEOUT_MS", 100)
