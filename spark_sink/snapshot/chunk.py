@@ -36,7 +36,7 @@ from spark_sink.files.parquet import FileWriter, Layout
 from spark_sink.schema.exact_texts import ExactTexts
 from spark_sink.schema.masking import REDACTED, masked
 from spark_sink.snapshot import packed
-from spark_sink.snapshot.plan import Chunk, RewrittenError, Select, locked_error, open_snapshot, reading_error
+from spark_sink.snapshot.plan import Chunk, Select, StaleSnapshotError, locked_error, open_snapshot, reading_error
 from spark_sink.snapshot.progress import Written, note
 
 if TYPE_CHECKING:
@@ -249,14 +249,14 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
             relations = f"SELECT {own} UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = {own}"
             raise locked_error(connection, relations, f"table {task.chunk.table}") from ex
         if state in _GONE:
-            raise RewrittenError(f"table {task.chunk.table} was altered while it was copied: {problem}", hint=_COPIED_ANEW) from ex
+            raise StaleSnapshotError(f"table {task.chunk.table} was altered while it was copied: {problem}") from ex
         raise reading_error(ex, connection, f"cannot read table {task.chunk.table}", _COPIED_ANEW) from None
     finally:
         connection.close()
 
 
 def _check(chunk: Chunk, cursor: Any) -> None:
-    """Lock the chunk's table. Raises RewrittenError unless its name is that of the planned table, with its columns and file."""
+    """Lock the chunk's table. Raises StaleSnapshotError unless its name is that of the planned table, with its columns and file."""
     cursor.execute(chunk.check_query())
     file, relation_id, has_columns, _ = cursor.fetchone()
     if relation_id != chunk.relation_id:
@@ -267,7 +267,7 @@ def _check(chunk: Chunk, cursor: Any) -> None:
         how = "was rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it was copied"
     else:
         return
-    raise RewrittenError(f"table {chunk.table} {how}", hint=_COPIED_ANEW)
+    raise StaleSnapshotError(f"table {chunk.table} {how}")
 
 
 def _columns(task: ChunkTask, batch: pa.RecordBatch) -> list[Converted]:

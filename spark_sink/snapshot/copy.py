@@ -11,8 +11,8 @@ Only the server that the log follows counts, on the timeline of the log's last e
 A copy that reaches a server that was promoted before the launcher does waits for the launcher.
 
 Two things make another snapshot necessary. During a table's copy the server has rewritten the table, or changes from after its
-position were purged (`RewrittenError`): this table is copied from its beginning. Or the server has restarted, and so has dropped
-the snapshot: then all tables that are not finished are copied from their beginning.
+position were purged (`StaleSnapshotError`): this table is copied from its beginning. Or the server has restarted, and so has
+dropped the snapshot: then all tables that are not finished are copied from their beginning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_sink.schema.table import Table
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT
 from spark_sink.snapshot.homes import Homes
-from spark_sink.snapshot.plan import LockedError, RewrittenError
+from spark_sink.snapshot.plan import LockedError, StaleSnapshotError
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.source import datasource
 from spark_sink.spark import session
@@ -322,7 +322,7 @@ class Snapshot:
                 count = copy_table(copying, plan, table)
             except Exception as ex:
                 error = self._error_of(ex, plan)
-                if isinstance(error, RewrittenError):
+                if isinstance(error, StaleSnapshotError):
                     _logger.warning("copying the table again, with another snapshot: %s", error.message)
                     return table
                 if error is ex:  # its cause stays
@@ -422,8 +422,8 @@ class Snapshot:
         if self._stopping:
             return SnapshotError(STOPPED)
         raised = session.raised_of(ex)
-        if raised is not None and raised[0] == RewrittenError.__name__:
-            return RewrittenError(raised[1])
+        if raised is not None and raised[0] == StaleSnapshotError.__name__:
+            return StaleSnapshotError(raised[1])
         if self._export is not None:
             self._export.check()
         if raised is not None and NOT_UTF8 in raised[1]:

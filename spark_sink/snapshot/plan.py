@@ -39,8 +39,8 @@ __all__ = [
     "Chunk",
     "LockedError",
     "Plan",
-    "RewrittenError",
     "Select",
+    "StaleSnapshotError",
     "TablePlan",
     "conninfo",
     "locked_error",
@@ -93,7 +93,7 @@ FROM {published} w JOIN pg_class c ON c.oid = w.relation_id JOIN pg_namespace n 
 ORDER BY n.nspname, c.relname
 """
 """The rows are those of the snapshot, but functions look into today's catalog: for a table that was dropped since they return NULL.
-Its chunk then says so (RewrittenError), if somebody wants the table at all.
+Its chunk then says so (StaleSnapshotError), if somebody wants the table at all.
 
 ``pg_relation_size`` waits for a table that is locked exclusively. If the lock stays, the last VACUUM tells the size of the table
 (``estimates``). Its chunks may be of unequal size, but have all rows. They wait for the lock, and the other tables are copied. The
@@ -112,8 +112,11 @@ class LockedError(SnapshotError):
     """Another session locks the table for longer than one query waits. The caller may try again."""
 
 
-class RewrittenError(SnapshotError):
-    """This snapshot can't give the table any more, for example because the server has rewritten it. It needs another snapshot."""
+class StaleSnapshotError(SnapshotError):
+    """This snapshot can't give the table any more, for example because the server has rewritten it.
+
+    The copy takes another snapshot by itself. The user sees the message in a warning.
+    """
 
 
 @dataclass(frozen=True, slots=True)

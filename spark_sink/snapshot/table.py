@@ -44,7 +44,7 @@ from spark_sink.schema.types import (
     typed_schema,
 )
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_truncate
-from spark_sink.snapshot.plan import LockedError, RewrittenError
+from spark_sink.snapshot.plan import LockedError, StaleSnapshotError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
 from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes
@@ -163,16 +163,18 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
 
 
 def _check_not_purged(warehouse: Warehouse, table: Table, position: Position) -> None:
-    """Raise RewrittenError unless all changes from the copy's position on are there."""
+    """Raise StaleSnapshotError unless all changes from the copy's position on are there."""
     if purged_changes.last_lsn(warehouse, table) >= position.lsn:
-        raise RewrittenError(f"changes of {table} from after its copy began were purged meanwhile")
+        raise StaleSnapshotError(f"changes of {table} from after its copy began were purged meanwhile")
 
 
 def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     """Copy a table that has a changelog."""
     spark, warehouse, position = copying.spark, copying.warehouse, copying.position
     if any(version.place == (position.lsn, 0) for version in warehouse.versions(table)):
-        raise RewrittenError(f"the copy of {table} was killed while it added rows to the changelog, which may have them already")
+        raise StaleSnapshotError(
+            f"the copy of {table} was killed while it added rows to the changelog, which may have them already"
+        )
     _check_not_purged(warehouse, table, position)  # here, too: a copy takes long
     columns, layout = _prepare_changelog(copying, plan, table)
     scratch = copying.scratch / f"{plan.relation.relation_id}-later"

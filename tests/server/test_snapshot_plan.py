@@ -29,7 +29,7 @@ from spark_sink.snapshot import chunk
 from spark_sink.snapshot import plan as snapshot_plan
 from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
 from spark_sink.snapshot.initial import InitialSnapshot
-from spark_sink.snapshot.plan import LockedError, Plan, RewrittenError, TablePlan, conninfo, make_plan, open_snapshot
+from spark_sink.snapshot.plan import LockedError, Plan, StaleSnapshotError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
 from spark_sink.source.typed import TypedReader
 from spark_sink.warehouse.initial_copy import is_begun
@@ -427,7 +427,7 @@ def test_a_table_that_is_altered_is_noticed(source: Source, statement: str) -> N
     source.take()
     table = source.tables()["t"]
     source.sql(statement)
-    with pytest.raises(RewrittenError, match="was altered while it was copied"):
+    with pytest.raises(StaleSnapshotError, match="was altered while it was copied"):
         source.rows(table)
 
 
@@ -447,7 +447,7 @@ def test_a_table_or_a_partition_that_was_dropped_before_the_plan_ends_only_its_o
     assert [row["id"] for row in source.rows(tables["t"])] == [1]
     assert [len(tables[name].chunks) for name in ("gone", "filtered", "root")] == [1, 1, 2]
     for name in ("gone", "filtered", "root"):
-        with pytest.raises(RewrittenError, match="was altered while it was copied"):
+        with pytest.raises(StaleSnapshotError, match="was altered while it was copied"):
             source.rows(tables[name])
     source.take()
     assert {name: len(table.chunks) for name, table in source.tables().items()} == {"root": 1, "t": 1}
@@ -488,7 +488,7 @@ def test_what_is_read_is_what_was_planned(source: Source, statements: list[str])
     changed = tables["root" if any("leaf" in each or "root" in each for each in statements) else "t"]
     problems = r"another table|columns have other names|.*access to non-system view"
     for table in (changed, unpacked(changed)):
-        with pytest.raises(RewrittenError, match=f"was altered while it was copied: ({problems})"):
+        with pytest.raises(StaleSnapshotError, match=f"was altered while it was copied: ({problems})"):
             source.rows(table)
 
 
@@ -519,9 +519,9 @@ def test_a_table_that_is_written_anew_is_noticed(source: Source, statement: str)
     source.take()
     table = source.tables()["t"]
     source.sql(statement)
-    with pytest.raises(RewrittenError, match="was rewritten"):
+    with pytest.raises(StaleSnapshotError, match="was rewritten"):
         source.rows(table)
-    with pytest.raises(RewrittenError):  # also if it happened between the snapshot and the plan
+    with pytest.raises(StaleSnapshotError):  # also if it happened between the snapshot and the plan
         source.rows(source.tables()["t"])
 
 

@@ -19,7 +19,7 @@ from spark_sink.replica.history import history_schema
 from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
-from spark_sink.snapshot.plan import RewrittenError, TablePlan
+from spark_sink.snapshot.plan import StaleSnapshotError, TablePlan
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import new_changelogs, purged_changes, stored_histories
@@ -103,7 +103,7 @@ def test_a_copy_from_before_purged_changes_needs_another_snapshot(house: Warehou
     """The same one could never give the table, and a server that holds it for a later run would keep what VACUUM removes."""
     copy(house, 60)
     purged_changes.record(house, FRUIT, 80)
-    with pytest.raises(RewrittenError, match=r"^changes of public\.fruit from after its copy began were purged meanwhile$"):
+    with pytest.raises(StaleSnapshotError, match=r"^changes of public\.fruit from after its copy began were purged meanwhile$"):
         copy(house, 80)
     assert house.versions(FRUIT)[-1].end_lsn == 60
 
