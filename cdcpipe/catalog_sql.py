@@ -61,7 +61,7 @@ WITH RECURSIVE publication AS (
     FROM expanded e
     JOIN publication p ON p.oid = e.publication AND NOT p.pubviaroot
     JOIN pg_catalog.pg_inherits i ON i.inhparent = e.relation AND NOT i.inhdetachpending
-    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relkind <> 'f'
     WHERE e.kind = 'p'
 ), named AS (
     SELECT e.relation, e.is_partition, p.*, bool_or(p.pubinsert OR p.pubupdate) OVER (PARTITION BY e.relation) AS brings_rows
@@ -190,7 +190,8 @@ def published(publications: Iterable[str], server_version: int, *, filters: str 
 
     The rules are the server's:
 
-    - A partitioned table appears as its leaf partitions.
+    - A partitioned table appears as its leaf partitions. pg_publication_tables also lists those that are foreign tables, of which
+      the stream has nothing; here they are left out.
     - With ``publish_via_partition_root`` the root appears instead of all its partitions, even those that another publication names.
     - A table in a published schema has no column list and no filter.
     - FOR ALL TABLES EXCEPT leaves out these tables, with all their partitions.

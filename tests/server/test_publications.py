@@ -229,6 +229,20 @@ def prepared(database: postgres.Database, *options: str) -> tuple[dict[str, dict
     return {f"{table['schema']}.{table['name']}": table for table in json.loads(out)["tables"]}, err
 
 
+def test_a_foreign_partition_is_not_published(any_pg: postgres.Cluster) -> None:
+    """The stream has nothing of it. It would get an empty changelog, and advice to give it a key, which it can't have."""
+    with any_pg.database() as database, database.connect() as connection:
+        connection.execute(
+            "create foreign data wrapper w; create server far foreign data wrapper w;"
+            "create table root (id int) partition by list (id); create table leaf partition of root for values in (1);"
+            "create foreign table away partition of root for values in (2) server far;"
+            "create publication leaves for table root; create publication whole for table root with (publish_via_partition_root)"
+        )
+        for publication, expected in (("leaves", "leaf"), ("whole", "root")):
+            published = catalog_sql.published([publication], connection.info.server_version)
+            assert connection.execute(f"select relation_id::regclass::text from {published} t").fetchall() == [(expected,)]
+
+
 def test_prepare_does_not_wait_for_a_locked_table(database: postgres.Database) -> None:
     """Another session holds ACCESS EXCLUSIVE. The queries before and during a stream wait for no table."""
     with database.connect() as connection, database.connect() as other:
