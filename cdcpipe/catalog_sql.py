@@ -26,6 +26,7 @@ __all__ = [
     "key_numbers",
     "leaves_of",
     "not_excepted",
+    "parents_of",
     "primary_key_of",
     "published",
     "published_by_new",
@@ -252,6 +253,21 @@ def leaves_of(relation: str) -> str:
         " JOIN pg_catalog.pg_inherits edge ON edge.inhparent = part.oid AND NOT edge.inhdetachpending"
         " JOIN pg_catalog.pg_class node ON node.oid = edge.inhrelid WHERE part.kind = 'p')"
         " SELECT oid FROM part WHERE kind = 'r')"
+    )
+
+
+def parents_of(relation: str) -> str:
+    """Return an expression for the tables whose rows a relation's rows are, too, as a JSON array of pairs of schema and name.
+
+    These are the tables of which it is a partition, or from which it inherits, at any depth. It is NULL if there are none.
+    """
+    return (
+        "(WITH RECURSIVE up (oid) AS ("
+        f" SELECT edge.inhparent FROM pg_catalog.pg_inherits edge WHERE edge.inhrelid = {relation}"
+        " UNION SELECT edge.inhparent FROM up JOIN pg_catalog.pg_inherits edge ON edge.inhrelid = up.oid)"
+        " SELECT json_agg(json_build_array(place.nspname, parent.relname) ORDER BY place.nspname, parent.relname)"
+        " FROM up JOIN pg_catalog.pg_class parent ON parent.oid = up.oid"
+        " JOIN pg_catalog.pg_namespace place ON place.oid = parent.relnamespace)"
     )
 
 

@@ -88,16 +88,16 @@ class Masks:
                 )
 
     def check_renamed(self, before: tuple[str, str], now: tuple[str, str], columns: Collection[str]) -> None:
-        """Raise InvalidArgumentsError if a table's columns are not masked, but were when its rows came under the name ``before``.
+        """Raise InvalidArgumentsError if columns of a table are shown, but masked in the table ``before``, which has its rows.
 
-        The table was renamed, or shares rows with another one: as a partition, or as the root of partitions.
+        The table was called so, or shares rows with that one: as a partition, as the root of partitions, or by inheritance.
         """
         then = self.kinds(*before, columns)
         shown = then.keys() - self.kinds(*now, columns).keys()
         if shown:
             name, former = ".".join(now), ".".join(before)
             raise InvalidArgumentsError(
-                f"table {name} has rows that came as {former}, and --mask names {', '.join(sorted(shown))} of {former}, but not of"
+                f"table {name} has rows of {former}, and --mask names {', '.join(sorted(shown))} of {former}, but not of"
                 f" {name}: the values would be shown",
                 hint=f"mask them under this name, too: {mask_options({exactly(*now, each): then[each] for each in shown})}",
             )

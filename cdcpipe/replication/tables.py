@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cdcpipe.catalog_sql import has_deferrable_key, has_identity, identity_of, leaves_of, primary_key_of, published
+from cdcpipe.catalog_sql import has_deferrable_key, has_identity, identity_of, leaves_of, parents_of, primary_key_of, published
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_table
@@ -86,6 +86,7 @@ class PublishedTable:
       NOTHING.
     - ``refused``: the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
     - ``columns``: the published columns, in order.
+    - ``parents``: the schemas and names of the tables of which it is a partition, or from which it inherits, at any depth.
     """
 
     schema: str
@@ -97,6 +98,7 @@ class PublishedTable:
     identity: tuple[str, ...]
     refused: tuple[str, ...]
     columns: tuple[TableColumn, ...]
+    parents: tuple[tuple[str, str], ...] = ()
 
     @property
     def unpublished_key(self) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
         "      ELSE a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL END) ORDER BY a.attnum)"
         "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
         f"   LEFT JOIN ({missing_in_leaves}) AS leaf ON leaf.attname = a.attname"
-        "   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text"
+        f"   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text, {parents_of('c.oid')}::text"
         f" FROM {source} AS p"
         " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         " ORDER BY 1, 2"
@@ -163,8 +165,9 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
             identity=tuple(json.loads(named)) if named else (),
             refused=tuple(json.loads(refused or "[]")),
             columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
+            parents=tuple((schema_of, name_of) for schema_of, name_of in json.loads(parents or "[]")),
         )
-        for schema, name, oid, identity, key, is_deferrable, named, refused, columns in rows
+        for schema, name, oid, identity, key, is_deferrable, named, refused, columns, parents in rows
     ]
 
 

@@ -442,10 +442,10 @@ class MicroBatch:
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
             if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
-                names = self._former_names
-                is_same = use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn)
-                parts = () if is_same else tables.published.at(use.end_lsn).parts(relation)
+                names, published = self._former_names, tables.published.at(use.end_lsn)
+                parts = () if use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn) else published.parts(relation)
                 former |= names.of(relation.relation_id, use.end_lsn, parts, is_new=is_new)
+                former |= published.parents(relation) if is_new else set()
             for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

@@ -17,7 +17,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.servers import Servers
-from spark_sink.schema.table import AFTER_ALL
+from spark_sink.schema.table import AFTER_ALL, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -92,6 +92,11 @@ class PublishedTables:
         """Return the OIDs of what holds a table's rows now: its leaf partitions, or the table; empty if nobody is to be asked."""
         found = self._find(relation, is_of_now=True)
         return [] if found is None else [int(each["relation_id"]) for each in found.get("parts") or ()]
+
+    def parents(self, relation: Relation) -> set[Table]:
+        """Return the tables of which it is a partition, or from which it inherits; empty if nobody is to be asked."""
+        found = self._find(relation, is_of_now=True)
+        return set() if found is None else {Table.from_json(each) for each in found.get("parents") or ()}
 
     def relation(self, relation_id: int) -> Relation | None:
         """Return a table's columns from the catalog, as of the first question for this table; None if it can't be asked."""

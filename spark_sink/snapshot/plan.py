@@ -29,6 +29,7 @@ from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.sql import quote_identifier, quote_literal, reading_rows
 from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, WITHHELD, withheld
 from spark_sink.client.exported import SnapshotError
+from spark_sink.schema.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ SELECT json_build_object(
         ) ORDER BY a.attnum)
         FROM pg_attribute a
         WHERE a.attrelid = c.oid AND a.attnum = ANY (w.numbers)),
-    'primary_key', {primary_key}, 'identity_columns', {identity},
+    'primary_key', {primary_key}, 'identity_columns', {identity}, 'parents', {parents},
     'parts', (
         SELECT json_agg(json_build_object(
             'relation_id', l.oid::int8, 'schema', m.nspname, 'name', l.relname, 'file', l.relfilenode::int8,
@@ -220,6 +221,8 @@ class TablePlan:
     """The columns of the replica identity, also those that are not published; empty with FULL and NOTHING."""
     is_whole: bool = False
     """Whether no publication has a list of the table's columns: then it publishes new ones, too."""
+    relatives: frozenset[Table] = frozenset()
+    """The tables that have its rows, too: its partitions, and the tables of which it is a partition or from which it inherits."""
     locked: frozenset[int] = frozenset()
     """The relations of those chunks that have to wait, because another session had locked their tables exclusively."""
 
@@ -364,6 +367,7 @@ def _tables_query(publications: Sequence[str], server_version: int, names: Seque
         key_numbers=catalog_sql.key_numbers("i"),
         primary_key=catalog_sql.primary_key_of("c.oid"),
         identity=catalog_sql.identity_of("c"),
+        parents=catalog_sql.parents_of("c.oid"),
         leaves=catalog_sql.leaves_of("c.oid"),
     )
 
@@ -426,6 +430,9 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
         identity=tuple(value["identity_columns"] or ()),
         is_whole=not value["has_list"],
         row_estimate=sum(max(int(part["rows"]), 0) for part in value["parts"] or ()),
+        relatives=frozenset(
+            [*(Table(*parent) for parent in value["parents"] or ()), *(Table.from_json(part) for part in value["parts"] or ())]
+        ),
         locked=frozenset(part["relation_id"] for part in value["parts"] or () if part["is_locked"]),
     )
 

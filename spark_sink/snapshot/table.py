@@ -103,7 +103,7 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
     former = {table}
     if masks.may_name(*own, names):
         parts = [chunk.relation_id for chunk in plan.chunks]
-        former |= FormerNames(copying.warehouse).of(plan.relation.relation_id, copying.position.lsn, parts)
+        former |= FormerNames(copying.warehouse).of(plan.relation.relation_id, copying.position.lsn, parts) | plan.relatives
     for each in sorted(former):
         masks.check_renamed((each.schema, each.name), own, names)
     masks.check_key(*own, names, plan.primary_key)

@@ -33,7 +33,7 @@ from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want
 from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from spark_sink.schema.table import Table
@@ -45,10 +45,12 @@ __all__ = ["check_kept", "check_key", "check_new", "check_unchanged", "settle"]
 _logger = logging.getLogger(__name__)
 
 
-def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
+def check_new(house: Warehouse, tables: Collection[Mapping[str, Any]]) -> None:
     """Check the masks that are not noted yet with the published ``tables`` (`Prepared.tables`). Warns of one that masks nothing.
 
-    Raises InvalidArgumentsError for a column that its table does not have. If it were noted, a start without it would fail, too.
+    Raises InvalidArgumentsError for a column that its table does not have. If it were noted, a start without it would fail, too. It
+    also does so if a column is masked in a table, but not in one of its partitions, or of the tables that inherit from it, which is
+    published under its own name.
     """
     noted = noted_masks(house.root).get("masks", {})
     new = {pattern: kind for pattern, kind in house.masks.as_kinds.items() if pattern not in noted}
@@ -57,6 +59,10 @@ def check_new(house: Warehouse, tables: Iterable[Mapping[str, Any]]) -> None:
     columns = {(str(each["schema"]), str(each["name"])): [str(c["name"]) for c in each.get("columns", ())] for each in tables}
     for table, names in columns.items():
         Masks.of(new).check_there(*table, names)
+    for each in tables:
+        own = str(each["schema"]), str(each["name"])
+        for parent in each.get("parents", ()):
+            house.masks.check_renamed((parent["schema"], parent["name"]), own, columns[own])
     for pattern, kind in new.items():
         if not any(Masks.of({pattern: kind}).kinds(*table, names) for table, names in columns.items()):
             _logger.warning("--mask %s masks no column of a published table", pattern)

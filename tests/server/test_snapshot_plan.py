@@ -525,6 +525,25 @@ def test_a_table_that_is_written_anew_is_noticed(source: Source, statement: str)
         source.rows(source.tables()["t"])
 
 
+def test_the_tables_that_have_the_same_rows(source: Source) -> None:
+    source.sql(
+        "create schema s; create table s.root (id int) partition by list (id)",
+        "create table branch partition of s.root default partition by list (id); create table leaf partition of branch default",
+        "create table parent (id int); create table child () inherits (parent); create table grandchild () inherits (child)",
+        "create publication p for table s.root, only parent, only grandchild",
+        "create publication q for table s.root with (publish_via_partition_root)",
+    )
+    source.take()
+    kin = {name: sorted(map(str, table.relatives)) for name, table in source.tables().items()}
+    assert kin == {
+        "leaf": ["public.branch", "public.leaf", "s.root"],
+        "parent": ["public.parent"],
+        "grandchild": ["public.child", "public.grandchild", "public.parent"],
+    }
+    source.publications = ("q",)
+    assert sorted(map(str, source.tables()["root"].relatives)) == ["public.leaf"]
+
+
 def test_a_table_that_is_locked_is_waited_for_a_moment(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 100)
     source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")

@@ -228,7 +228,7 @@ def test_masked_columns(
     assert hidden.check("public.person")["public.person"].left_out == ("social", "age")
     # So would the columns of a table that was renamed.
     hidden.execute("alter table person rename to people", "update people set social = 'canary-people' where no = 1")
-    with pytest.raises(CdcpipeError, match=r"public\.people has rows that came as public\.person, and --mask names"):
+    with pytest.raises(CdcpipeError, match=r"public\.people has rows of public\.person, and --mask names"):
         hidden.run()
     assert hidden.files_with(b"canary-people", hidden.warehouse) == []
     hidden.connection.close()
@@ -356,6 +356,44 @@ def test_deleted_rows_get_a_later_mask(
     hidden.connection.close()
 
 
+def test_what_has_the_rows_of_a_masked_table_is_not_shown(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
+    """Partitions under their own names, also new ones, the root of a masked partition, and a table that inherits."""
+    hidden = Hidden(spark, database, tmp_path)
+    hidden.execute(
+        "create table orders (id int primary key, email text) partition by range (id)",
+        "create table orders_1 partition of orders for values from (0) to (10)",
+        "create table person (id int primary key, ssn text)",
+        "create table employee (primary key (id)) inherits (person)",
+        "insert into orders values (1, 'canary')",
+        "insert into employee values (1, 'canary')",
+        "create publication p for all tables",
+    )
+    given = {"public.orders.email": "redact", "public.person.ssn": "null"}
+    for table, column, parent, kind in (("employee", "ssn", "person", "null"), ("orders_1", "email", "orders", "redact")):
+        with pytest.raises(
+            InvalidArgumentsError, match=rf"public\.{table} has rows of public\.{parent}, and --mask names {column}"
+        ):
+            hidden.run(masks=given)
+        given[f"public.{table}.{column}"] = kind
+    hidden.run(masks=given)
+    assert hidden.rows("employee") == [{"id": 1, "ssn": None}]
+    # From the stream, and with a copy.
+    hidden.execute(
+        "create table orders_2 partition of orders for values from (10) to (20)", "insert into orders values (11, 'canary')"
+    )
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+        hidden.run()
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
+        hidden.copy("orders_2")
+    hidden.run(masks={"public.orders_2.email": "redact"})
+    hidden.execute("alter publication p set (publish_via_partition_root)")
+    hidden.run(masks={"public.orders.email": "off"}, heal="off")
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders has rows of public\.orders_1, and"):
+        hidden.copy("orders")
+    assert hidden.files_with(b"canary", hidden.warehouse) == []
+    hidden.connection.close()
+
+
 def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres.Database, tmp_path: Path) -> None:
     """A partition under its own name, a root with a table that was attached, two columns that swap names: each run ends first."""
     hidden = Hidden(spark, database, tmp_path)
@@ -383,13 +421,13 @@ def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres
 
     hidden.run(masks=given)
     refused(
-        r"public\.orders_1 has rows that came as public\.orders, and",
+        r"public\.orders_1 has rows of public\.orders, and",
         "alter table orders detach partition orders_1",
         "update orders_1 set email = 'canary-1' where id = 1",
         mended={"public.orders_1.email": "redact"},
     )
     refused(
-        r"public\.whole has rows that came as public\.piece, and",
+        r"public\.whole has rows of public\.piece, and",
         "alter table whole attach partition piece for values from (0) to (10)",
         "insert into whole values (2, 'canary')",
         mended={"public.whole.email": "null"},
@@ -403,10 +441,10 @@ def test_rows_that_leave_their_mask_are_not_shown(spark: Any, database: postgres
     # Without a change in the stream, a copy would show the rows.
     hidden.execute("alter publication p set (publish_via_partition_root = false)")
     hidden.run()
-    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows that came as public\.orders, and"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
         hidden.copy("orders_2")
     hidden.execute("update orders set email = 'canary-2' where id = 11")
-    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows that came as public\.orders, and"):
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
         hidden.run()
     assert hidden.files_with(b"canary", hidden.warehouse) == []
     hidden.connection.close()

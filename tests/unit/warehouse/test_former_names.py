@@ -266,7 +266,7 @@ def test_a_micro_batch_shows_no_rows_that_were_masked(house: Warehouse) -> None:
     write(house, look(seen_table(ROOT, "orders", OTHER), seen_table(LEAF, "leaf")))
     check(house, ROOT, "orders", [])
     check(house, LEAF, "leaf", None)  # a table without partitions never gets any
-    message = r"table public\.orders_2024 has rows that came as public\.orders, and --mask names email of public\.orders, but not"
+    message = r"table public\.orders_2024 has rows of public\.orders, and --mask names email of public\.orders, but not"
     with pytest.raises(InvalidArgumentsError, match=message) as raised:
         check(house, OTHER, "orders_2024", [])
     assert raised.value.hint
@@ -276,5 +276,5 @@ def test_a_micro_batch_shows_no_rows_that_were_masked(house: Warehouse) -> None:
     # The server describes a root anew before the first change of a partition that was attached: then the catalog tells.
     described = [{"relation_id": 200, "parts": [{"relation_id": LEAF}]}]
     check(house, 200, "whole", described, is_repeated=True)
-    with pytest.raises(InvalidArgumentsError, match=r"table public\.whole has rows that came as public\.leaf"):
+    with pytest.raises(InvalidArgumentsError, match=r"table public\.whole has rows of public\.leaf"):
         check(house, 200, "whole", described)

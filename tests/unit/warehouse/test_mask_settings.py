@@ -79,6 +79,17 @@ def test_a_wrong_name_is_refused_before_it_is_noted(root: Path, caplog: pytest.L
     check_new(house(root, ssn="null"), tables)
 
 
+def test_a_mask_of_a_table_must_hold_for_what_has_its_rows(root: Path) -> None:
+    """A partition that is published under its own name, or a table that inherits from the masked one."""
+    columns = [{"name": "id"}, {"name": "email"}]
+    parents = [{"schema": "public", "name": "person"}]
+    tables = [{"schema": "public", "name": "person_1", "columns": columns, "parents": parents}]
+    with pytest.raises(InvalidArgumentsError, match=r"person_1 has rows of public\.person, and --mask names email of") as caught:
+        check_new(house(root, email="null"), tables)
+    assert caught.value.hint == "mask them under this name, too: --mask public.person_1.email=null"
+    check_new(Warehouse(root, "delta", masks={"public.person*.email": "null"}), tables)
+
+
 def test_a_new_warehouse_notes_its_masks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "_cdcpipe").mkdir()
     (tmp_path / "_cdcpipe/warehouse.json").write_text(json.dumps(IDENTITY))
