@@ -94,7 +94,8 @@ class Values:
         except pa.ArrowInvalid as ex:
             msg = f"a value of column {self.name!r}, at byte {_first_not_utf8(array, start)}, is not UTF-8"
             hint = (
-                "a database with the encoding SQL_ASCII may hold bytes that are no text: correct the value, or leave the column out"
+                'a database with the encoding SQL_ASCII, and before PostgreSQL 15 a column of type "char", may hold bytes that are'
+                " no text: correct the value, or leave the column out"
             )
             raise ProtocolError(msg, hint=hint) from ex
 
