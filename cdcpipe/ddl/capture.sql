@@ -238,7 +238,8 @@ BEGIN
                 'has_filter', to_jsonb(r) ->> 'prqual' IS NOT NULL
             ) ORDER BY r.prrelid), '[]')
             FROM pg_publication_rel r JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-            WHERE r.prpubid = p.oid)
+            -- From PostgreSQL 19 on, the exceptions of FOR ALL TABLES EXCEPT are there, too.
+            WHERE r.prpubid = p.oid AND to_jsonb(r) ->> 'prexcept' IS DISTINCT FROM 'true')
     ) ORDER BY p.oid), '[]') INTO described
     FROM pg_publication p WHERE p.oid = ANY (publications);
     RETURN described;

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_TABLES", "TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of capture.sql. Each change of what it installs needs a new number."""
 
 TRIGGERS: Final = ("cdcpipe_ddl_command_end", "cdcpipe_sql_drop", "cdcpipe_table_rewrite")

@@ -242,6 +242,23 @@ def test_a_default_that_went_with_its_function(capture: Capture) -> None:
     ]  # fmt: skip
 
 
+def test_the_exceptions_of_a_publication_are_not_its_tables(capture: Capture) -> None:
+    """There is no server of PostgreSQL 19 for the tests. A subquery has the column that it adds."""
+    rows, with_exceptions = (
+        "FROM pg_publication_rel r",
+        "FROM (SELECT *, prrelid = 'public.t'::regclass AS prexcept FROM pg_publication_rel) r",
+    )
+    ((definition,),) = capture.connection.execute("select pg_get_functiondef('cdcpipe.ddl_publications(oid[])'::regprocedure)")
+    assert definition.count(rows) == 1
+    capture.run("create table u (id int primary key)")
+    capture.connection.execute(definition.replace(rows, with_exceptions))
+    try:
+        (message,) = capture.run("create publication q for table t, u")
+        assert [each["name"] for each in message["publications"][0]["tables"]] == ["u"]
+    finally:
+        capture.install()
+
+
 def test_partitions_that_come_and_go(capture: Capture) -> None:
     parent = capture.run("create table p (id int primary key) partition by list (id)")[0]["tables"][0]
     capture.run("create table p1 (id int primary key)", "insert into p1 values (1)")

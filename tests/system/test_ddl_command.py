@@ -56,12 +56,12 @@ def test_what_is_installed_is_removed_without_a_trace(db: postgres.Database) -> 
         for _ in range(2):  # the second one finds everything there
             code, out, err = run_cli("ddl", "install", "-d", db.dsn)
             assert (code, out.decode(), err) == (
-                0, f"DDL capture of version 3 is installed in the database {db.name}, schema cdcpipe\n", "",
+                0, f"DDL capture of version 4 is installed in the database {db.name}, schema cdcpipe\n", "",
             )  # fmt: skip
         code, report = status(db)
         assert (code, levels(report)) == (0, [])
         assert report["installed"] == {
-            "schema": "cdcpipe", "version": 3, "statements": True, "strict": False,
+            "schema": "cdcpipe", "version": 4, "statements": True, "strict": False,
             "triggers": dict.fromkeys(["cdcpipe_ddl_command_end", "cdcpipe_sql_drop", "cdcpipe_table_rewrite"], "always"),
         }  # fmt: skip
         for said in ("is removed", "there is no DDL capture"):
@@ -74,7 +74,7 @@ def test_what_is_installed_is_removed_without_a_trace(db: postgres.Database) -> 
 def test_the_message_of_an_installation_describes_the_publications_tables(capture: Capture) -> None:
     message = capture.install("--publication", "everything", "--no-statements")
     assert columns(message, "t") == ["1 id integer!"]
-    assert message["settings"] == {"version": 3, "statements": False, "strict": False}
+    assert message["settings"] == {"version": 4, "statements": False, "strict": False}
     assert [each["name"] for each in message["publications"]] == ["everything"]
     (message,) = capture.run("alter table t add a int")
     assert message["statement"] is None
