@@ -443,9 +443,9 @@ def test_a_frozen_walsender_is_given_up(on18: PublishedDatabase) -> None:
 
 
 def test_silence_is_no_loss_while_the_server_answers(on18: PublishedDatabase) -> None:
-    with on18.cli("--receive-timeout", "1", "-s", "0") as cli:
+    with on18.cli("--receive-timeout", "2", "-s", "0") as cli:
         until(on18.is_active)
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
             assert cli.process.poll() is None, cli.stderr
             time.sleep(0.1)

@@ -249,7 +249,7 @@ def test_endpos_wait_takes_feedback_after_the_end(on18: PublishedDatabase) -> No
     insert(on18, 1)
     end = str(on18.value("select pg_current_wal_insert_lsn()"))
     insert(on18, 2)
-    with on18.cli("--endpos", end, "--endpos-wait", "--receive-timeout", "0.4") as cli:
+    with on18.cli("--endpos", end, "--endpos-wait", "--receive-timeout", "1") as cli:
         records = list(cli.records())  # stdout ends
         # The consumer takes its time. Nobody reads what the server sends meanwhile, and that is no silence.
         late = (
