@@ -37,7 +37,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["REGULAR_VERSIONS", "VERSIONS", "Cluster", "Database", "PostgresError", "available_versions", "missing_reason", "run_as"]
+__all__ = [
+    "REGULAR_VERSIONS",
+    "VERSIONS",
+    "Cluster",
+    "Database",
+    "PostgresError",
+    "available_versions",
+    "free_port",
+    "missing_reason",
+    "run_as",
+]
 
 VERSIONS = ("14", "15", "16", "17", "18")
 
@@ -239,7 +249,7 @@ class Cluster:
             self._make()
         self._watch()
         for _ in range(5):
-            self.port = self.port or _free_port()
+            self.port = self.port or free_port()
             self._configure()
             try:
                 _pg_ctl(self, "start", "-w", "-l", self.log_path)
@@ -443,7 +453,8 @@ def _has_setting(postgres: Path, name: str) -> bool:
     return any(line.partition("\t")[0] == name for line in said.stdout.splitlines())
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on, and that no outgoing connection gets. Raises PostgresError."""
     for port in random.sample(_PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -27,7 +27,7 @@ from spark_sink.warehouse.belonging import copied_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.snapshots import InitialCopy
 from support.typed_values import NEWER_TYPES, TYPES
-from support.waiting import until
+from support.waiting import SPARK_DEADLINE_S, until
 
 pytestmark = pytest.mark.spark
 SEED = random.randrange(10**6)
@@ -305,9 +305,9 @@ def test_waiting_for_a_lock(
         until(lambda: copied.query(waiting), "the wait for the lock")
         assert not snapshot.wait(0)
         if not is_stopped:
-            until(lambda: said in caplog.messages, "what it waits for", 60)
+            until(lambda: said in caplog.messages, "what it waits for", SPARK_DEADLINE_S)
             other.rollback()
-            assert snapshot.wait(60)
+            assert snapshot.wait(SPARK_DEADLINE_S)
             break
         snapshot.stop()
         other.rollback()

@@ -1,6 +1,5 @@
 """Reads metrics as Prometheus does: over HTTP, with the parser of OpenMetrics."""
 
-import socket
 import urllib.request
 from collections.abc import Sequence
 
@@ -9,13 +8,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cdcpipe.measures import Metric
 
-__all__ = ["free_port", "names_of", "scrape", "value"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+__all__ = ["names_of", "scrape", "value"]
 
 
 def scrape(port: int, host: str = "127.0.0.1") -> dict[str, Family]:

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import fsspec
 from moto.server import ThreadedMotoServer
+from postgres import free_port
 
 from support.waiting import until
 
@@ -102,9 +102,7 @@ def _azure() -> Iterator[Store]:
 @contextlib.contextmanager
 def _gcs() -> Iterator[Store]:
     # The server does not report a port that the system chose, and its answers contain the port. So choose a free one here.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
     with _running(FAKE_GCS, "-backend", "memory", "-external-url", endpoint, "-log-level", "error", *options) as process:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import postgres
 import pytest
+from postgres import free_port
 from prometheus_client import Metric as Family
 
 from cdcpipe.lsn import LSN
@@ -16,7 +17,7 @@ from cdcpipe.streaming.metrics import METRICS as STREAM
 from spark_sink.metrics.table import LAND, RUN
 from spark_sink.staging.samples import read as read_samples
 from support.cli_process import CLI, SPARK_COMMAND, run_cli, run_spark_cli
-from support.metrics import free_port, names_of, scrape, value
+from support.metrics import names_of, scrape, value
 from support.waiting import until
 
 

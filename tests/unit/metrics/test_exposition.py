@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from postgres import free_port
 
 from cdcpipe import exposition, logs
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
@@ -19,7 +20,7 @@ from cdcpipe.measures import Histogram, Metric
 from cdcpipe.pipe.exitcode import ExitCode
 from support.blocked_imports import import_without
 from support.logging_state import logging_as_before
-from support.metrics import free_port, scrape, value
+from support.metrics import scrape, value
 from support.waiting import until
 
 GAUGE = Metric("cdcpipe_a_bytes", "gauge", 'Of "a" \\ and b.', ("table",))
@@ -98,7 +99,7 @@ def _connect(port: int) -> socket.socket:
 
 def test_a_silent_client_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It would keep a thread and a descriptor for ever."""
-    monkeypatch.setattr(exposition, "_SILENCE_S", 0.1)
+    monkeypatch.setattr(exposition, "_SILENCE_S", 1.0)  # enough for the scrape, also on a busy machine
     port = free_port()
     with serving(Address("127.0.0.1", port), lambda: [COUNTER.reading(1)]), _connect(port) as silent, _connect(port) as stopped:
         stopped.sendall(b"GET /metr")

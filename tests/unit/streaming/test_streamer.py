@@ -76,7 +76,7 @@ def test_one_socket_for_records_and_commands_shows_the_end_of_the_records(tmp_pa
     """As with socat, or systemd's StandardInput=socket: another descriptor has the socket still open, for the last feedback."""
     ours, consumers = socket.socketpair()
     with ours, consumers:
-        consumers.settimeout(2)
+        consumers.settimeout(60)
         seen = []
         both = Pipes(out_fd=os.dup(ours.fileno()), command_fd=ours.fileno())
         answer = COPY_BOTH + wal_data(8, b"one") + keepalive(32)
