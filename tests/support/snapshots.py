@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def as_text(value: Any) -> str | None:
     """Return the text that `format` writes with the session's settings. Supports only the types of the tables here."""
     if value is None:
         return None
-    if hasattr(value, "tzinfo"):
-        return f"{value:%Y-%m-%d %H:%M:%S}+00"
+    if isinstance(value, datetime):  # naive, in the machine's zone
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}+00"
     return str(value)
 
 
