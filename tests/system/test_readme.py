@@ -13,6 +13,7 @@ Python blocks of a chain are one Python program, so that they share a Spark sess
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,8 +25,7 @@ import pytest
 from support.command_lines import example
 from support.pages import ALONE, BLOCK, CHAIN, PAGES
 from support.paths import ROOT
-
-TIMEOUT_S = 240
+from support.waiting import SPARK_DEADLINE_S
 
 
 def matches(output: str, pattern: str) -> bool:
@@ -80,11 +80,13 @@ class Session:
                 stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=stderr,
+                start_new_session=True,
             ) as process:
                 try:
-                    returncode = process.wait(TIMEOUT_S)
+                    returncode = process.wait(SPARK_DEADLINE_S)
                 finally:
-                    process.kill()
+                    if process.returncode is None:  # bash's child would go on, and keep the database
+                        os.killpg(process.pid, signal.SIGKILL)
             stdout.seek(0)
             stderr.seek(0)
             return stdout.read(), stderr.read() if returncode else None
