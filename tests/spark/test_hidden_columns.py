@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import postgres
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import spark_sink
 from cdcpipe.ddl import script
@@ -71,7 +73,17 @@ class Hidden:
         return [row.asDict() for row in rows.orderBy("id").collect()]
 
     def files_with(self, text: bytes, *roots: Path) -> list[str]:
-        return [str(path) for root in roots for path in root.rglob("*") if path.is_file() and text in path.read_bytes()]
+        """Return the files that hold a text. Parquet files compress their values, so they are searched uncompressed, too."""
+        files = [path for root in roots for path in root.rglob("*") if path.is_file()]
+        return [str(path) for path in files if text in path.read_bytes() or (path.suffix == ".parquet" and text in values_of(path))]
+
+
+def values_of(path: Path) -> bytes:
+    """Return the values of a Parquet file, one after the other."""
+    table, values = parquet.ParquetFile(path).read(), pa.BufferOutputStream()
+    with pa.ipc.new_stream(values, table.schema) as stream:
+        stream.write_table(table)
+    return values.getvalue().to_pybytes()
 
 
 @pytest.fixture
