@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 import spark_sink
-from cdcpipe.errors import CdcpipeError, GapError, InvalidArgumentsError
+from cdcpipe.errors import GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.staging.log import log_end
 from spark_sink.staging.readers import register_reader, remove_consumed
@@ -314,14 +314,14 @@ def test_a_log_that_was_begun_without_the_tables(shop: Shop) -> None:
 def test_a_run_that_is_given_another_directory_changes_nothing(shop: Shop) -> None:
     config, sizes = shop.config, {path: path.stat().st_size for path in shop.warehouse.rglob("*.json")}
     shop.execute("insert into kept values (50, 'next')")
-    wrong = [
-        replace(config, launcher=replace(config.launcher, staging=shop.staging.with_name("stagign"))),
-        replace(config, snapshot=None, warehouse=shop.warehouse.with_name("warehose")),
-        replace(config, launcher=replace(config.launcher, staging=shop.warehouse)),
-        replace(config, launcher=replace(config.launcher, slot="another")),
-    ]
-    for each in wrong:
-        with pytest.raises(CdcpipeError):
+    wrong = {
+        "/stagign has no log": replace(config, launcher=replace(config.launcher, staging=shop.staging.with_name("stagign"))),
+        "/warehose, which is new, would not": replace(config, snapshot=None, warehouse=shop.warehouse.with_name("warehose")),
+        "/warehouse is a warehouse": replace(config, launcher=replace(config.launcher, staging=shop.warehouse)),
+        "but -S is 'another'": replace(config, launcher=replace(config.launcher, slot="another")),
+    }
+    for said, each in wrong.items():
+        with pytest.raises(InvalidArgumentsError, match=said):
             spark_sink.run(each, shop.spark)
     assert {path.name for path in shop.staging.parent.iterdir()} == {"staging", "warehouse"}
     assert {path: path.stat().st_size for path in shop.warehouse.rglob("*.json")} == sizes
