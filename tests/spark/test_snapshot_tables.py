@@ -298,9 +298,10 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
     """It uses the snapshot that the server still holds, for the same tables, once."""
     road = TableCopies(database, spark, tmp_path, f"s_{database.name}"[:63])
     road.execute(
-        "create table busy (id int primary key, v text, n int); alter table busy alter v set storage plain",
+        "create table busy (id int primary key, v text, n int) partition by range (id); alter table busy alter v set storage plain",
+        "create table most partition of busy default; create table rest partition of busy for values from (401) to (501)",
         f"insert into busy select g, repeat('x', {BIG}) || g, 0 from generate_series(1, 500) g",
-        "create publication everything for table busy",
+        "create publication everything for table busy with (publish_via_partition_root)",
     )
     road.land()
     road.execute("update busy set n = 1 where id = 1")
@@ -314,9 +315,9 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
 
     snapshot = road.table_snapshot("busy", hold_s=60.0)
     snapshot.prepare(lambda: False)
+    blocker.execute("lock table rest in access exclusive mode")  # so that the copy does not come to its end
     snapshot.start(spark, road.staging)
     until(lambda: done() >= 3 or snapshot.wait(0), "three chunks")
-    blocker.execute("lock table busy in access exclusive mode")
     snapshot.stop()
     blocker.rollback()
     with pytest.raises(SnapshotError, match="stopped"):
