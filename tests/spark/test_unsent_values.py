@@ -99,10 +99,14 @@ def rows_of(found: Any) -> list[tuple[Any, ...]]:
     return told(row.asDict() for row in found.collect())
 
 
-@pytest.mark.parametrize("merged", [(1, 2, 4), (2, 4)])
 @pytest.mark.parametrize(
-    ("kind", "deletes", "is_small"),
-    [(OrdinaryLater, "hard", True), (OrdinaryLater, "soft", True), (Later, "hard", False), (Later, "soft", False)],
+    ("kind", "deletes", "merged"),
+    [  # every pair of two factors
+        (OrdinaryLater, "hard", (1, 2, 4)),
+        (OrdinaryLater, "soft", (2, 4)),
+        (Later, "hard", (2, 4)),
+        (Later, "soft", (1, 2, 4)),
+    ],
 )
 def test_replicas(
     spark: Any,
@@ -110,17 +114,17 @@ def test_replicas(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[Later],
     deletes: str,
-    is_small: bool,
     merged: tuple[int, ...],
 ) -> None:
     """The column comes in the second round: to a replica that is there, or within the first merge, which makes the replica.
 
-    A merge follows each of the rounds ``merged``, and takes one round or two. As many as possible are done without Spark, or none.
+    A merge follows each of the rounds ``merged``, and takes one round or two. If the changes are ordinary, as many as possible are
+    done without Spark, else none.
     """
     seed = random.randrange(10**6)
     print("seed", seed)
     past, house = Past.of(kind(random.Random(seed)), 4), made(tmp_path / "warehouse", deletes=deletes)
-    if not is_small:
+    if kind is not OrdinaryLater:
         monkeypatch.setattr(merge, "merge_without_spark", lambda *_: False)
     start = 0
     for number, end in enumerate(past.ends, 1):
@@ -186,12 +190,12 @@ def test_the_past(spark: Any, tmp_path: Path, table_format: str) -> None:
         assert rows_of(read_as_of(spark, house.root, str(TABLE), f"0/{lsn:X}")) == past.states[lsn]
 
 
-@pytest.mark.parametrize("kind", [Later, OrdinaryLater])
-def test_stored_histories(spark: Any, tmp_path: Path, kind: type[Later]) -> None:
-    """Rounds by Spark, and without it as long as the values are known."""
+@pytest.mark.parametrize(("kind", "rounds"), [(Later, 4), (OrdinaryLater, 2)])
+def test_stored_histories(spark: Any, tmp_path: Path, kind: type[Later], rounds: int) -> None:
+    """Rounds by Spark, and without it as long as the values are known, which they are in the first round."""
     seed = random.randrange(10**6)
     print("seed", seed)
-    past, house = Past.of(kind(random.Random(seed)), 4), made(tmp_path / "warehouse", history="table")
+    past, house = Past.of(kind(random.Random(seed)), rounds), made(tmp_path / "warehouse", history="table")
     lock, start = TableLock(house.root), 0
     for end in past.ends:
         past.append(spark, house, start, end)
