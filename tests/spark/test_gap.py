@@ -96,7 +96,7 @@ def drop(shop: Shop) -> None:
     shop.execute(f"select pg_drop_replication_slot('{shop.slot}')")
 
 
-@pytest.mark.parametrize("lose", [advance, drop])
+@pytest.mark.parametrize("lose", [advance, pytest.param(drop, marks=pytest.mark.slow)])
 def test_all_tables_are_copied_anew_after_a_gap(shop: Shop, lose: Callable[[Shop], None]) -> None:
     before = shop.reached
     known = {table: shop.rows(table) for table in ("kept", "quiet")}

@@ -317,7 +317,7 @@ KEYED_BY_NAME = replace(WIDER, columns=tuple(replace(c, flags=int(c.name == "nam
 KEYLESS = relation(4, "keyless", ("id", INT), identity="n")
 
 
-@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_in_the_catalog(
     spark: SparkSession,
     database: str,

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -74,8 +73,9 @@ def test_killed_in_the_middle_it_goes_on(pg18: postgres.Cluster, spark: Any, tmp
         killed.connection.close()
 
 
+@pytest.mark.parametrize("table_format", ["delta", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
-    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database: postgres.Database, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, table_format: str
 ) -> None:
     """It uses the same snapshot, however the rows have changed since. The table has none of the unfinished rows."""
     killed = InitialCopy(database, spark, tmp_path, f"s_{database.name}"[:63])
@@ -84,59 +84,43 @@ def test_killed_in_the_middle_of_a_table_it_goes_on_with_the_next_chunk(
         "insert into t select g, repeat('x', 500) || g from generate_series(1, 4000) g",
         "create publication p for table t",
     )
-    for table_format in ("delta", "parquet"):
-        warehouse = Warehouse(tmp_path / table_format, table_format)
-        options = [
-            "run",
-            "-d",
-            database.dsn,
-            "-S",
-            killed.slot,
-            "--publication",
-            "p",
-            "-c",
-            "--available-now",
-            "--format",
-            table_format,
-        ]
-        options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root), "--snapshot-chunk-size", "64KiB"]
-        program = [sys.executable, "-m", "spark_sink", *options]
-        other = database.connect()
-        other.autocommit = False
-        scratch = warehouse.root / "_cdcpipe/snapshot"
+    warehouse = Warehouse(tmp_path / table_format, table_format)
+    options = ["run", "-d", database.dsn, "-S", killed.slot, "--publication", "p", "-c", "--available-now"]
+    options += ["--format", table_format]
+    options += ["--staging", str(tmp_path / "staging"), "--warehouse", str(warehouse.root), "--snapshot-chunk-size", "64KiB"]
+    program = [sys.executable, "-m", "spark_sink", *options]
+    other = database.connect()
+    other.autocommit = False
+    scratch = warehouse.root / "_cdcpipe/snapshot"
 
-        def done(scratch: Path = scratch) -> int:
-            return len(list(scratch.glob("*/notes/[0-9]*.json")))
+    def done() -> int:
+        return len(list(scratch.glob("*/notes/[0-9]*.json")))
 
-        with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            until(lambda done=done, process=process: done() >= 3 or process.poll() is not None, "three chunks", 300)
-            other.execute("lock table t in access exclusive mode")  # so that it does not come to its end
-            process.kill()
-        other.rollback()
-        (begun,) = (json.loads(path.read_text()) for path in scratch.glob("*/notes/begun.json"))
-        (files,) = {path.parent for path in scratch.glob("*/changelog/part-*.parquet")}
-        (files / "part-half.parquet").write_bytes(b"half")
-        until(lambda: killed.query(WORKERS) == [(0,)], "the end of the executors' sessions")
-        assert 3 <= done() < len(begun["chunks"])
-        # Every row moves to another page.
-        killed.execute("update t set v = v || 'y' where id % 2 = 0", "delete from t where id < 100", "vacuum t")
-        killed.execute("update t set v = v || 'z' where id % 2 = 1", "insert into t select g, 'new' from generate_series(1, 50) g")
-        caplog.clear()
-        with caplog.at_level("INFO", "spark_sink"):
-            assert killed.run(warehouse, publications=("p",), hold_s=60.0).is_needed
-        (there,) = [
-            found
-            for text in caplog.messages
-            if (found := re.match(r"public.t: an earlier run has copied (\d+) of (\d+) chunks", text))
-        ]
-        assert 3 <= int(there[1]) < int(there[2]) == len(begun["chunks"])
-        killed.assert_equal(warehouse, "t")
-        rows = killed.changes(warehouse, "t").where("_cdc_op = 'snapshot'")
-        assert rows.count() == rows.select("_cdc_ordinal").distinct().count() == rows.select("id").distinct().count()
-        assert rows.select("_cdc_end_lsn").distinct().count() == 1
-        assert not list(scratch.parent.glob("snapshot/*"))
-        until(lambda: killed.query(HELD) == [(0,)], "the snapshot's end")
-        shutil.rmtree(tmp_path / "staging")
-        other.close()
-        killed.execute(f"select pg_drop_replication_slot('{killed.slot}')")
+    with subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        until(lambda: done() >= 3 or process.poll() is not None, "three chunks", 300)
+        other.execute("lock table t in access exclusive mode")  # so that it does not come to its end
+        process.kill()
+    other.rollback()
+    (begun,) = (json.loads(path.read_text()) for path in scratch.glob("*/notes/begun.json"))
+    (files,) = {path.parent for path in scratch.glob("*/changelog/part-*.parquet")}
+    (files / "part-half.parquet").write_bytes(b"half")
+    until(lambda: killed.query(WORKERS) == [(0,)], "the end of the executors' sessions")
+    assert 3 <= done() < len(begun["chunks"])
+    # Every row moves to another page.
+    killed.execute("update t set v = v || 'y' where id % 2 = 0", "delete from t where id < 100", "vacuum t")
+    killed.execute("update t set v = v || 'z' where id % 2 = 1", "insert into t select g, 'new' from generate_series(1, 50) g")
+    caplog.clear()
+    with caplog.at_level("INFO", "spark_sink"):
+        assert killed.run(warehouse, publications=("p",), hold_s=60.0).is_needed
+    (there,) = [
+        found for text in caplog.messages if (found := re.match(r"public.t: an earlier run has copied (\d+) of (\d+) chunks", text))
+    ]
+    assert 3 <= int(there[1]) < int(there[2]) == len(begun["chunks"])
+    killed.assert_equal(warehouse, "t")
+    rows = killed.changes(warehouse, "t").where("_cdc_op = 'snapshot'")
+    assert rows.count() == rows.select("_cdc_ordinal").distinct().count() == rows.select("id").distinct().count()
+    assert rows.select("_cdc_end_lsn").distinct().count() == 1
+    assert not list(scratch.parent.glob("snapshot/*"))
+    until(lambda: killed.query(HELD) == [(0,)], "the snapshot's end")
+    other.close()
     killed.connection.close()
