@@ -112,15 +112,15 @@ def purge_histories(
 ) -> list[Purged]:
     """Remove the versions that ended before a time from all histories, for good. Returns what was removed from each.
 
-    The versions that are valid at the time or later stay. ``lock`` is the lock of this process's pipeline.
+    The versions that are valid at the time or later stay. ``lock`` is the lock of this process's pipeline. Raises InterruptedError
+    once ``is_stopping`` is True: it is asked before each table.
     """
     found = []
-    for table in house.tables():
-        if is_stopping():
-            break
+    for table in _until(is_stopping, house.tables()):
         with lock.history():
             count = _purge_history(spark, house, table, before)
         if count:
+            _logger.info("%s: %d versions that ended before %s removed", table, count, before.isoformat(" "))
             found.append(Purged(table, count))
     return found
 

@@ -35,7 +35,7 @@ import logging
 import math
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -178,10 +178,10 @@ class Upkeep:
         with _forgiving(self._warehouse.root), ExitStack() as ending:
             ending.callback(self._times.flush)
             if self._keep_changelog_s is not None and not is_ending():
-                with _forgiving(self._warehouse.root / "changelog", "purged"):
+                with _forgiving(self._warehouse.root / "changelog", "purged"), suppress(InterruptedError):
                     self._purge(self._keep_changelog_s, is_ending)
             if self._keep_history_s is not None and not is_ending():
-                with _forgiving(self._warehouse.root / "history", "purged"):
+                with _forgiving(self._warehouse.root / "history", "purged"), suppress(InterruptedError):
                     self._purge_histories(self._keep_history_s, is_ending)
             for table, path, right in self._paths():
                 if is_ending():
@@ -284,19 +284,15 @@ class Upkeep:
         return datetime.now(UTC) - timedelta(seconds=age_s + clock.behind_s(self._warehouse.root))
 
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
+        """Purge the changelogs once a day. Raises InterruptedError for a stop: then the next start goes on with it."""
         if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
-            before = self._before(age_s)
-            try:
-                purge.purge(self._spark, self._warehouse.root, before, is_stopping=is_stopping)
-            except InterruptedError:
-                return
+            purge.purge(self._spark, self._warehouse.root, self._before(age_s), is_stopping=is_stopping)
             self._times.record(PURGE)
 
     def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
+        """Do the same with the histories."""
         if self._times.is_due(HISTORIES):
-            before = self._before(age_s)
-            for each in purge.purge_histories(self._spark, self._warehouse, self._lock, before, is_stopping):
-                _logger.info("%s: %d versions that ended before %s removed", each.table, each.rows, before.isoformat(" "))
+            purge.purge_histories(self._spark, self._warehouse, self._lock, self._before(age_s), is_stopping)
             self._times.record(HISTORIES)
 
 

@@ -1,4 +1,4 @@
-"""How often upkeep looks at a table, and how often it compacts the table's files. Without Spark, by a clock of the test."""
+"""When upkeep looks at a table, compacts its files, and purges. Without Spark."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from unittest.mock import Mock
 import pytest
 
 from spark_sink.schema.table import Table
-from spark_sink.upkeep import upkeep
+from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 HOURS = 6
@@ -68,3 +70,27 @@ def test_files_are_compacted_once_in_the_interval(
     care._run()
     for what, times in (("looked", looked), ("compacted", compacted)):
         assert [at for kind, at in found if kind == what] == times
+
+
+def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as done for a day. So a run that is stopped every day would never come to the last tables."""
+    house, purged = Warehouse(tmp_path, "delta"), []
+    (tmp_path / "_cdcpipe").mkdir()
+    tables = [Table("public", "apple"), Table("public", "pear")]
+    for table in tables:
+        house.write_versions(table, [version(0, 0, ID)])
+    monkeypatch.setattr(purge, "_purge_history", lambda *given: purged.append(given[2]) or 0)
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+
+    def take_care(is_stopping: Callable[[], bool]) -> None:
+        lock = TableLock(tmp_path)
+        Upkeep(Mock(), house, lock, optimize_interval_s=None, vacuum_retention_s=None, keep_history_s=3600.0).run(is_stopping)
+
+    take_care(lambda: bool(purged))
+    assert purged == tables[:1]
+    take_care(lambda: False)
+    assert purged == [*tables[:1], *tables]
+    take_care(lambda: False)
+    assert purged == [*tables[:1], *tables]
