@@ -133,8 +133,19 @@ def _purge_history(spark: SparkSession, house: Warehouse, table: Table, before: 
     to_lsn, valid_to = (own_names(rows.columns)[name] for name in ("to_lsn", "valid_to"))
     # Commit times need not be in the order of the commits. A version stays if one that ended before it stays.
     is_late = F.col(valid_to) >= as_of.moment(before)
-    ends = rows.agg(F.min(F.when(is_late, F.col(to_lsn))).alias("kept"), F.max(to_lsn).alias("last")).collect()[0]
-    lsn = ends["last"] if ends["kept"] is None else ends["kept"] - 1
+    first = F.struct(F.col(to_lsn).alias("lsn"), F.unix_micros(valid_to).alias("time"))
+    ends = rows.agg(
+        F.min(F.when(is_late, first)).alias("kept"),
+        F.max(F.when(~is_late, F.col(to_lsn))).alias("early"),
+        F.max(to_lsn).alias("last"),
+    ).collect()[0]
+    kept, lsn = ends["kept"], ends["last"]
+    if kept is not None:
+        lsn = kept["lsn"] - 1
+        if ends["early"] is not None and ends["early"] > lsn:
+            _warn_of_future(
+                f"version of {table} that ended at {format_lsn(kept['lsn'])} or later", as_of.time_of(kept["time"]), before
+            )
     count = 0 if lsn is None else rows.where(F.col(to_lsn) <= lsn).count()
     if count:
         # First the note: without these versions, the rows of earlier moments are not known.
@@ -194,24 +205,26 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         return last_lsn
     lsn = int(late[0])
     if isinstance(before, datetime):
-        _warn_of_future(lsn, as_of.time_of(late[1]), before)
+        remedy = ". cdcpipe-spark purge --before with a later LSN passes it"
+        _warn_of_future(f"change from {format_lsn(lsn)} on", as_of.time_of(late[1]), before, remedy)
     return lsn - 1
 
 
-_warned: set[int] = set()
-"""The LSNs of the transactions that were named because their times are far ahead: each once."""
+_warned: set[str] = set()
+"""What stays because of a transaction whose time is far ahead, as it was named: each is named once."""
 
 
-def _warn_of_future(lsn: int, time: datetime, before: datetime) -> None:
+def _warn_of_future(what: str, time: datetime, before: datetime, remedy: str = "") -> None:
     """Warn once of a transaction that keeps what follows it for long, although that is old: the server's clock was ahead.
 
-    ``lsn`` is its end, ``time`` its commit time.
+    ``what`` says what stays, and where the transaction ends. ``time`` is its commit time.
     """
-    if time > before + _MUCH_AHEAD and lsn not in _warned:
-        _warned.add(lsn)
+    if time > before + _MUCH_AHEAD and what not in _warned:
+        _warned.add(what)
         _logger.warning(
-            "no change from %s on is removed by its age until the time of the transaction there, %s, is old enough, too: it is far"
-            " ahead of later ones, because the server's clock was. cdcpipe-spark purge --before with a later LSN passes it",
-            format_lsn(lsn),
+            "no %s is removed by its age until the time of the transaction there, %s, is old enough, too: it is far ahead of later"
+            " ones, because the server's clock was%s",
+            what,
             time.isoformat(" "),
+            remedy,
         )

@@ -18,14 +18,14 @@ from spark_sink.changelog import delta_changelogs
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands import purge as purge_command
 from spark_sink.delta.compaction import compact
-from spark_sink.replica import as_of, merge
+from spark_sink.replica import as_of, history_table, merge
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import MESSAGES, Table, Version
 from spark_sink.schema.types import MESSAGE_SCHEMA
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import purge as purge_module
 from spark_sink.upkeep import upkeep
-from spark_sink.upkeep.purge import Purged, purge
+from spark_sink.upkeep.purge import Purged, purge, purge_histories
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse import appends, landed_snapshots, purged_changes, wanted_copies
 from spark_sink.warehouse.errors import WarehouseError
@@ -213,6 +213,21 @@ def test_a_transaction_far_ahead_that_stops_the_purge_is_named_once(
     (message,) = caplog.messages
     assert message.startswith("no change from 0/14 on is removed by its age")
     assert "2026-04-11 00:00:00+00:00" in message
+
+
+def test_a_transaction_far_ahead_that_stops_the_purge_of_histories_is_named_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(purge_module, "_warned", set())
+    house, lock = warehouse(tmp_path, "delta"), TableLock(tmp_path)
+    ahead = NEW_YEAR + timedelta(days=100)
+    add(spark, house, [(*each[:10], ahead if each[7] == 30 else each[10], *each[11:]) for each in CHANGES], 0, 50)
+    history_table.bring(spark, house, TABLE, Position(1, 50), lock)
+    for seconds in (30, 35, 51, 51):  # until the first version after it is old, nothing stays for its sake
+        assert purge_histories(spark, house, lock, NEW_YEAR + timedelta(seconds=seconds)) == []
+        assert len(caplog.messages) == (seconds == 51)
+    assert caplog.messages[0].startswith("no version of public.t that ended at 0/1E or later is removed by its age until the time")
+    assert purge_histories(spark, house, lock, ahead + timedelta(seconds=1)) == [Purged(TABLE, 3)]
 
 
 def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
