@@ -18,6 +18,7 @@ from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.comments import set_comments
+from spark_sink.delta.least_values import has_none_before
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.files import places
 from spark_sink.schema.table import has_key
@@ -28,6 +29,7 @@ from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -125,9 +127,15 @@ class DeltaChangelogs(Changelogs[DeltaFiles]):
         places.move_files(directory, path, (file.name for file in files))
         file_table.commit(file_table.open_table(path), files, position, is_reached=False)
 
+    def has_none_before(self, table: Table, place: int | datetime) -> bool:
+        """Ask the table's log and files."""
+        with self._warehouse.logs.newest(self._warehouse.changelog(table)) as log:
+            return has_none_before(log, "_cdc_end_lsn" if isinstance(place, int) else "_cdc_commit_time", place)
+
     def old_changes(self, table: Table, lsn: int) -> OldChanges:
         """Return the old changes that the replica and the stored history have already."""
-        return _OldDeltaChanges(self._spark, self._warehouse, table, lsn, self.read(table))
+        changes = None if self.has_none_before(table, lsn + 1) else self.read(table)
+        return _OldDeltaChanges(self._spark, self._warehouse, table, lsn, changes)
 
     def comment(self, table: Table, comments: Comments) -> None:
         """Redefine the table, without Spark."""
@@ -200,12 +208,18 @@ def _move(made: Path, target: Path) -> None:
 
 
 class _OldDeltaChanges(OldChanges):
-    """The old changes of a Delta changelog. Changes that the replica or the history does not have yet stay."""
+    """The old changes of a Delta changelog. Changes that the replica or the history does not have yet stay.
 
-    def __init__(self, spark: SparkSession, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame) -> None:
+    ``changes`` are all changes; None if none of them is old.
+    """
+
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, table: Table, lsn: int, changes: DataFrame | None) -> None:
         self.table = table
         self._spark = spark
         self._warehouse = warehouse
+        self.lsn, self.rows, self.kept, self.reason = 0, 0, 0, ""
+        if changes is None:
+            return
         (limit, what), end_lsn = self._limit(lsn), F.col("_cdc_end_lsn")
         found = (
             changes.where(end_lsn <= lsn)

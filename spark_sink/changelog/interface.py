@@ -16,6 +16,7 @@ from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     import pyarrow as pa
@@ -167,6 +168,10 @@ class Changelogs(ABC, Generic[_Files]):
 
     def comment(self, table: Table, comments: Comments) -> None:
         """Give the changelog these comments, if the format has comments."""
+
+    def has_none_before(self, table: Table, place: int | datetime) -> bool:  # noqa: ARG002 - only one of several formats looks
+        """Tell whether a changelog has no change before an LSN or a time, as far as facts about its files tell, without Spark."""
+        return False
 
     @abstractmethod
     def old_changes(self, table: Table, lsn: int) -> OldChanges:

@@ -17,6 +17,9 @@ the table a new beginning.
 For each table, `purge` holds the right to write the tables alone while it records and deletes (warehouse/lock.py). Otherwise a
 snapshot or the rebuilding of a replica could use changes that disappear. And Delta Lake refuses a DELETE if somebody appends
 meanwhile.
+
+Most of many tables have nothing to remove: their source has dropped them, or has not changed them since the last purge. Their files
+tell that (delta/least_values.py), so Spark reads only the others.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +38,8 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import sql as delta
+from spark_sink.delta.least_values import has_none_before
+from spark_sink.delta.schema import columns
 from spark_sink.replica import as_of, merge
 from spark_sink.replica.history import own_names
 from spark_sink.schema.table import MESSAGES, Table
@@ -46,7 +52,7 @@ from spark_sink.warehouse.warehouse import FIRST_CHANGES, Warehouse
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from spark_sink.replica.as_of import At
 
@@ -126,11 +132,16 @@ def purge_histories(
 
 
 def _purge_history(spark: SparkSession, house: Warehouse, table: Table, before: datetime) -> int:
-    path, found = house.history(table), stored_histories.facts(house, table)
-    if found is None:
-        return 0
+    path = house.history(table)
+    with house.logs.newest(path) as log:
+        found = stored_histories.facts_in(log)
+        if found is None:
+            return 0
+        own = own_names(columns(log.metadata).names)
+        to_lsn, valid_to = own["to_lsn"], own["valid_to"]
+        if has_none_before(log, valid_to, before):
+            return 0
     rows = delta.read(spark, path)
-    to_lsn, valid_to = (own_names(rows.columns)[name] for name in ("to_lsn", "valid_to"))
     # Commit times need not be in the order of the commits. A version stays if one that ended before it stays.
     is_late = F.col(valid_to) >= as_of.moment(before)
     first = F.struct(F.col(to_lsn).alias("lsn"), F.unix_micros(valid_to).alias("time"))
@@ -187,19 +198,25 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         if not isinstance(before, Position):
             return lsn - 1
     changelogs = changelogs_of(spark, house)
-    changes = [changelogs.read(table) for table in _all(house) if house.has_changelog(table)]
+    tables = [table for table in _all(house) if house.has_changelog(table)]
+    read = cache(changelogs.read)  # both questions are about the same version
+
+    def changes_before(place: int | datetime) -> Iterator[DataFrame]:
+        """Yield the changelogs that may have changes before a place."""
+        return (read(table) for table in _until(is_stopping, tables) if not changelogs.has_none_before(table, place))
+
     if isinstance(before, datetime):
         time, moment = F.col("_cdc_commit_time"), as_of.moment(before)
         is_late = time >= moment
         # Messages outside of transactions have no time: they are removed together with a later transaction.
-        early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in _until(is_stopping, changes)]
+        early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in changes_before(before)]
         last_lsn = max(map(int, filter(None, early)), default=0)
     else:
         is_late = F.col("_cdc_epoch") > before.epoch
         last_lsn = before.lsn - 1
     is_before = is_late & (end_lsn <= last_lsn)
     first = F.min(F.struct(end_lsn, F.unix_micros("_cdc_commit_time")))
-    found = [each.where(is_before).agg(first).collect()[0][0] for each in _until(is_stopping, changes)]
+    found = [each.where(is_before).agg(first).collect()[0][0] for each in changes_before(last_lsn + 1)]
     late = min((each for each in found if each is not None), key=itemgetter(0), default=None)
     if late is None:
         return last_lsn

@@ -17,6 +17,7 @@ from cdcpipe.lsn import LSN
 from spark_sink.changelog import delta_changelogs
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.commands import purge as purge_command
+from spark_sink.delta import sql as delta
 from spark_sink.delta.compaction import compact
 from spark_sink.replica import as_of, history_table, merge
 from spark_sink.replica.current import read_replica
@@ -228,6 +229,32 @@ def test_a_transaction_far_ahead_that_stops_the_purge_of_histories_is_named_once
         assert len(caplog.messages) == (seconds == 51)
     assert caplog.messages[0].startswith("no version of public.t that ended at 0/1E or later is removed by its age until the time")
     assert purge_histories(spark, house, lock, ahead + timedelta(seconds=1)) == [Purged(TABLE, 3)]
+
+
+def test_spark_reads_only_what_may_have_something_old(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each purge started three jobs for each table, also for those of the source that were dropped years ago."""
+    house, lock = warehouse(tmp_path, "delta"), TableLock(tmp_path)
+    add(spark, house, CHANGES, 0, 50)
+    add_messages(spark, house, MESSAGES_SENT[1:], 0, 50)
+    merge.bring(spark, house, TABLE, Position(1, 50))
+    history_table.bring(spark, house, TABLE, Position(1, 50), lock)
+    read: list[str] = []
+    read_changelog, read_history = delta.read_as_is, delta.read
+    monkeypatch.setattr(delta, "read_as_is", lambda spark, path: read.append(path.name) or read_changelog(spark, path))
+    monkeypatch.setattr(delta, "read", lambda spark, path: read.append(path.name) or read_history(spark, path))
+
+    def purge_up_to(seconds: int) -> tuple[list[Purged], list[str]]:
+        read.clear()
+        before = NEW_YEAR + timedelta(seconds=seconds)
+        found = [*purge(spark, tmp_path, before), *purge_histories(spark, house, lock, before)]
+        return [each for each in found if each.rows], read
+
+    assert purge_up_to(10) == ([], [])
+    assert purge_up_to(20) == ([Purged(TABLE, 1, 0, "the replica is at 0/A")], ["public.t"] * 2)  # for the place, and the rows
+    found, read_then = purge_up_to(100)
+    assert [(each.table, each.rows) for each in found] == [(TABLE, 4), (MESSAGES, 1), (TABLE, 3)]
+    assert read_then
+    assert purge_up_to(200) == ([], ["public.t"])  # the history: its file still has the versions, and a deletion vector
 
 
 def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
