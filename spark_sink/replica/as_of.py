@@ -86,7 +86,7 @@ def read_as_of(spark: SparkSession, warehouse: str | Path, table: str, at: At | 
     WarehouseError for a table without a key, or that had lost its key and changed since, and for a warehouse without changes.
     Raises InitError for a session whose settings would skip or change values.
     """
-    refused_settings.refuse(spark.conf.get)
+    refused_settings.refuse_to_read(spark.conf.get)
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     if isinstance(at, str):

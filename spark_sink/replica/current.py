@@ -10,6 +10,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.replica.checks import LostKeyError, check_key_kept
 from spark_sink.replica.replay import LAST_LSN, replay, replay_all, without_unneeded
 from spark_sink.schema.table import gone_columns, has_key
+from spark_sink.spark import refused_settings
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -30,12 +31,13 @@ def read_replica(spark: SparkSession, warehouse: str | Path, table: str) -> Data
     too: ``_cdc_deleted_at`` is NULL in the rows that exist.
 
     If the table has lost its key, its replica has the rows from before. With Parquet this is a WarehouseError if it has changed
-    since.
+    since. With Parquet, raises InitError for a session whose settings would skip or change values.
     """
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     if house.format.keeps_replicas:
         return delta.read(spark, house.replica(known))
+    refused_settings.refuse_to_read(spark.conf.get)
     changes = changelogs_of(spark, house).read(known)
     check_key_kept(house, known, changes, LAST_LSN)
     play = replay_all if house.keeps_deleted else replay

@@ -73,7 +73,7 @@ def read_history(spark: SparkSession, warehouse: str | Path, table: str) -> Data
 
     Example: ``read_history(spark, "warehouse", "public.fruit").where("id = 7").orderBy("from_lsn")``
     """
-    refused_settings.refuse(spark.conf.get)
+    refused_settings.refuse_to_read(spark.conf.get)
     house = Warehouse.existing(warehouse)
     known = house.find(table)
     keyed_versions(house, known)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from cdcpipe.errors import InitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["RIGHT", "refuse"]
+__all__ = ["RIGHT", "refuse", "refuse_to_read"]
 
 _SKIPS: Final = "it would leave out what it cannot read of a file, and a merge would lose these changes without a word"
 _CALENDAR: Final = "it would write early days and times in the Julian calendar; cdcpipe's files have the Gregorian one"
@@ -33,7 +33,16 @@ RIGHT: Final = {key: right for key, (_, right, _) in _REFUSED.items() if key != 
 
 def refuse(get: Callable[[str], str | None]) -> None:
     """Raise InitError if a setting would change or skip values. ``get`` returns a setting: `spark.conf.get`, or a dict's."""
-    for key, (refused, right, reason) in _REFUSED.items():
+    _refuse(get, _REFUSED)
+
+
+def refuse_to_read(get: Callable[[str], str | None]) -> None:
+    """Do the same for a session that only reads what cdcpipe makes of a changelog: how it would write files does not matter."""
+    _refuse(get, {key: known for key, known in _REFUSED.items() if known[2] is not _CALENDAR})
+
+
+def _refuse(get: Callable[[str], str | None], settings: Mapping[str, tuple[str, str, str]]) -> None:
+    for key, (refused, right, reason) in settings.items():
         value = str(get(key))
         if value.lower() == refused:
             raise InitError(

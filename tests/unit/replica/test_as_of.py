@@ -12,8 +12,10 @@ from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at, read_as_of
+from spark_sink.replica.current import read_replica, register_views
 from spark_sink.replica.history import read_history
 from spark_sink.schema.table import Table
+from spark_sink.spark import refused_settings
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, new_changelogs, purged_changes
@@ -120,9 +122,25 @@ def test_rows_from_before_a_changelog_that_began_anew_are_not_known(
 
 
 @pytest.mark.parametrize(
-    "read", [lambda spark, path: read_as_of(spark, path, "t", LSN(1)), lambda spark, path: read_history(spark, path, "t")]
+    "read",
+    [
+        lambda spark, path: read_as_of(spark, path, "public.fruit", LSN(1)),
+        lambda spark, path: read_history(spark, path, "public.fruit"),
+        lambda spark, path: read_replica(spark, path, "public.fruit"),
+        register_views,
+    ],
 )
 def test_a_session_that_would_read_other_values_is_refused(tmp_path: Path, read: Any) -> None:
     """The texts in our SQL would keep their backslashes."""
+    house = Warehouse(tmp_path, "parquet")
+    house.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    house.write_versions(Table("public", "fruit"), [version(1, 0, ID)])
     with pytest.raises(InitError, match="escapedStringLiterals=true"):
         read(given_session({"spark.sql.parser.escapedStringLiterals": "true"}.get), tmp_path)
+
+
+def test_a_session_may_read_whatever_it_would_write() -> None:
+    calendar = {"spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"}
+    refused_settings.refuse_to_read(calendar.get)
+    with pytest.raises(InitError, match="LEGACY"):
+        refused_settings.refuse(calendar.get)
