@@ -2,8 +2,9 @@
 
 Each round looks for replicas that are behind their changelogs. It merges all missing changes into each of them, in one merge. The
 rounds run in their own thread, every ``interval_s`` seconds; with None as often as is cheap (pipeline/rounds.py). With an interval
-of 0 the thread runs only the first and the last round, and calls of ``catch_up`` run the others. A round merges several tables at
-the same time. Each thread has its own session, because the settings of a commit belong to the session.
+of 0, each micro-batch calls ``catch_up``, and the thread runs a round each minute: another process may copy a table while no
+changes come. A round merges several tables at the same time. Each thread has its own session, because the settings of a commit
+belong to the session.
 
 A round also writes checkpoints of the tables' Delta logs: Delta writes them only with its own commits.
 
@@ -54,6 +55,8 @@ _logger = logging.getLogger(__name__)
 _THREADS = 4
 """How many replicas are merged at the same time. A small merge spends most of its time waiting for a task."""
 
+_QUIET_S = 60.0
+"""The interval of the thread's rounds if micro-batches run the others."""
 
 _CHANGED = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
 """Delta's error if a micro-batch widens the changelog's columns between the plan of a merge and its start. The merge is retried."""
@@ -104,7 +107,7 @@ class Follower:
         """The tables whose replicas may lack their comments."""
         self._uncommentable: set[Table] = set()
         """The tables whose replicas can't get comments, and that were named already."""
-        self.rounds = Rounds("replicas", self.catch_up, interval_s, on_error)
+        self.rounds = Rounds("replicas", self.catch_up, _QUIET_S if interval_s == 0 else interval_s, on_error)
 
     def look(self, epoch: int, ends: Mapping[Path, TableEnd | None]) -> None:
         """Find the replicas that are behind their changelogs or do not exist, for example because a user deleted them.

@@ -13,7 +13,7 @@ from cdcpipe.measures import Histogram
 from spark_sink.delta import file_table
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableEnd, commit_path
-from spark_sink.pipeline import rounds
+from spark_sink.pipeline import follower, rounds
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.rounds import own_interval_s
 from spark_sink.replica import merge
@@ -236,6 +236,18 @@ def test_a_table_that_another_process_has_copied_is_not_behind(merges: Merges, t
     made.catch_up()
     assert made.replicas() == {A: None}
     assert not merges.done
+
+
+def test_such_a_copy_is_found_while_no_micro_batches_come(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an interval micro-batches run the rounds. So a quiet stream used to have none."""
+    monkeypatch.setattr(follower, "_QUIET_S", 0.01)
+    made, found = make(merges, tmp_path, 0), threading.Semaphore(0)
+    monkeypatch.setattr(made, "_find_copied", found.release)
+    made.rounds.start()
+    for _ in range(3):
+        assert found.acquire(timeout=60)
+    made.rounds.end()
+    assert made.rounds.wait()
 
 
 def test_a_copy_does_not_set_back_a_replica_that_needed_none_any_more(
