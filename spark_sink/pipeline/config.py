@@ -10,6 +10,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import parse_masks
 from spark_sink.doctor.pipeline_doctor import Plan
 from spark_sink.pipeline.catalog import check_options
+from spark_sink.pipeline.pace import BATCH_BYTES
 from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
@@ -77,7 +78,7 @@ class RunConfig:
     """Whether each table with json columns also gets a view that shows them as VARIANT. Requires ``catalog_database``."""
     renamed: str = FOLLOW
     """With captured DDL: whether a renamed table goes on in its tables under the new name (``follow``) or in others (``apart``)."""
-    max_bytes_per_trigger: int = 256 << 20
+    max_bytes_per_trigger: int = BATCH_BYTES
     """The largest total size of a micro-batch's segments. A micro-batch always takes at least one segment."""
     trigger_interval_s: float = 0.1
     """The shortest time between the starts of two micro-batches."""

@@ -1,4 +1,4 @@
-"""When the next micro-batch of a stream may begin, by the monotonic clock, which nobody can set.
+"""How much one micro-batch of a stream takes, and when the next one may begin, by the monotonic clock, which nobody can set.
 
     pace = Pace(0.1)
     query = pace.start(spark, writer)   # looks for segments once in the interval
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["Pace"]
+__all__ = ["BATCH_BYTES", "Pace"]
 
+BATCH_BYTES: Final = 256 << 20
+"""The default for the largest total size of a micro-batch's segments. A long backlog would be one micro-batch without it."""
 _POLLING: Final = "spark.sql.streaming.pollingDelay"
 """How long Spark sleeps after it has found no segments."""
 _SHORTEST_POLLING_S: Final = 0.01

@@ -35,7 +35,7 @@ from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewh
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
-from spark_sink.pipeline.pace import Pace
+from spark_sink.pipeline.pace import BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
@@ -111,7 +111,7 @@ class Pipeline(Startable):
         describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         keyless_named: Iterable[str] = (),
         checkpoint: Path | str | None = None,
-        max_bytes_per_trigger: int | None = None,
+        max_bytes_per_trigger: int = BATCH_BYTES,
         trigger_interval_s: float = 0.1,
         staging_shared: bool = True,
         catalog_database: str | None = None,
@@ -374,8 +374,7 @@ class Pipeline(Startable):
             self._server = serve_segments(self.spark, self.staging)
             self._serving.callback(self._server.stop)
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
-        if self._max_bytes_per_trigger is not None:
-            reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
+        reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
         stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(self._batch)
         fit.tidy_checkpoint(self.checkpoint, self.staging, start)
         return stream.option("checkpointLocation", str(self.checkpoint))

@@ -2,12 +2,13 @@
 
 import errno
 import fcntl
+import inspect
 import math
 import os
 import re
 import subprocess
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,7 +25,7 @@ from spark_sink.launcher.launcher import Progress
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.failures import PipelineError
-from spark_sink.pipeline.pipeline import PipelineProgress
+from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
@@ -136,6 +137,14 @@ def test_options_that_exclude_each_other_are_refused(tmp_path: Path, options: di
 def test_options_without_effect_are_named(tmp_path: Path, options: dict[str, Any], names: list[str]) -> None:
     found = RunConfig(launcher(tmp_path), tmp_path / "warehouse", **options).without_effect()
     assert [text.partition(" ")[0] for text in found] == names
+
+
+def test_a_pipeline_of_its_own_has_the_defaults_of_run() -> None:
+    """It had no limit for a micro-batch: a long backlog became one."""
+    run = {each.name: each.default for each in fields(RunConfig) if each.default is not MISSING}
+    own = {name: each.default for name, each in inspect.signature(Pipeline).parameters.items() if name in run}
+    assert "max_bytes_per_trigger" in own
+    assert own == {name: run[name] for name in own}
 
 
 @pytest.mark.parametrize(
