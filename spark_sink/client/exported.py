@@ -58,7 +58,7 @@ class ExportedSnapshot:
 
     It continues with an earlier snapshot only if ``hold_s`` is not 0, if that snapshot was taken for the same ``tables``
     ("schema.name"; empty for all published tables), if these tables have not changed their definition since, and if the slot is
-    still there.
+    still there. ``on_held`` is called as soon as this process alone holds the directory, before anything is asked of the server.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class ExportedSnapshot:
         *,
         tables: Sequence[str] = (),
         hold_s: float = 0.0,
+        on_held: Callable[[], None] = lambda: None,
     ) -> None:
         self.is_left_over = False
         """Whether another process took this snapshot."""
@@ -84,6 +85,7 @@ class ExportedSnapshot:
             self._resources.close()
             raise SnapshotError(f"another process holds a snapshot in {directory}", hint="wait for its end")
         try:
+            on_held()
             found = self._take_over(is_stopping) or self._export(is_stopping)
             self.prepared = Prepared.of(found)
             self.prepared.check_left_out(config)

@@ -129,6 +129,8 @@ class Snapshot:
         self._hold_s = hold_s
         self._names: tuple[str, ...] = ()
         """The tables to copy, as "schema.name"; empty for all published tables."""
+        self._on_held: Callable[[], None] = lambda: None
+        """Called before a snapshot is taken, as soon as no other process can take it."""
         self._is_begun = False
         self._started_at: float | None = None
         self._ended_at: float | None = None
@@ -211,7 +213,9 @@ class Snapshot:
         """Let the server export a snapshot, or continue with the snapshot of an earlier run (see `ExportedSnapshot`)."""
         make_root(self.config.staging)
         directory, tables = self._export_directory(), self._names
-        self._export = ExportedSnapshot(self.config, is_stopping, directory, tables=tables, hold_s=self._hold_s)
+        self._export = ExportedSnapshot(
+            self.config, is_stopping, directory, tables=tables, hold_s=self._hold_s, on_held=self._on_held
+        )
         self._is_begun = self._export.is_left_over
         return self._export
 

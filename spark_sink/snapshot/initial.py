@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
@@ -75,6 +75,9 @@ class InitialSnapshot(Snapshot):
         super().__init__(config, warehouse, "snapshot", chunk_bytes, hold_s)
         self.is_needed = False
         self._mode = mode
+        self._on_held = self._record_begin
+        self._noted: dict[str, Any] | None = None
+        """The contents of snapshot.json that this process has read, or written."""
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
         """Find out whether there is something to copy. If so, export the snapshot, which may create the slot.
@@ -82,7 +85,7 @@ class InitialSnapshot(Snapshot):
         The caller holds the lock of the staging directory, because this writes in the warehouse. Returns early once ``is_stopping``
         is True; there is nothing to copy then.
         """
-        found = read_json(path_in(self.warehouse))
+        found = self._noted = read_json(path_in(self.warehouse))
         if found is not None and found.get("version") != FORMAT:
             raise WarehouseError(
                 f"{path_in(self.warehouse)} has version {found.get('version')!r}; this program knows {FORMAT}", hint=NEWER
@@ -99,14 +102,12 @@ class InitialSnapshot(Snapshot):
                     return
             except InterruptedError:
                 return
-            # Record this before the slot exists. A later run that finds the slot cannot tell whether it was new.
-            self._note(is_complete=False)
         try:
             self._take(is_stopping)
         except InterruptedError:
             return
         except CdcpipeError as ex:
-            if found is None and self._is_without_slot(ex, is_stopping):
+            if found is None and self._noted is not None and self._is_without_slot(ex, is_stopping):
                 path_in(self.warehouse).unlink(missing_ok=True)  # a run with another slot's name must find nothing of this one
             raise
         self.is_needed = True
@@ -166,6 +167,19 @@ class InitialSnapshot(Snapshot):
             published_tables.forget(self.warehouse)
         return export
 
+    def _record_begin(self) -> None:
+        """Record that a snapshot has to be taken. A later run that finds the slot could not tell whether it was new.
+
+        Two runs with different staging directories may have begun at one moment. The later one leaves the other's record alone.
+        """
+        if read_json(path_in(self.warehouse)) != self._noted:
+            raise WarehouseError(
+                f"another run has just begun with {self.warehouse.name}",
+                hint="wait until it has ended, or give each its own --warehouse",
+            )
+        if self._noted is None:
+            self._note(is_complete=False)
+
     def _bind(self, epoch: Epoch) -> None:
         self.warehouse.open(epoch, former_system_ids(self._epochs))
         record_staging(self.warehouse, self.config.staging)
@@ -222,4 +236,5 @@ class InitialSnapshot(Snapshot):
     def _note(self, *, is_complete: bool) -> None:
         path = path_in(self.warehouse)
         make_directory(path.parent)
-        write_json(path, {"version": FORMAT, "slot": self.config.slot, "is_complete": is_complete})
+        self._noted = {"version": FORMAT, "slot": self.config.slot, "is_complete": is_complete}
+        write_json(path, self._noted)

@@ -1,5 +1,7 @@
 """What two looks at the catalog tell: which tables have rows that the stream does not have."""
 
+import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
-from spark_sink.snapshot import copy, publication
+from spark_sink.snapshot import copy, initial, publication
 from spark_sink.snapshot.catalog_look import RENAMED, CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot
@@ -291,6 +293,25 @@ def test_a_start_beside_a_run_that_copies_keeps_the_first_look_of_that_run(tmp_p
     with hold_alone(held), pytest.raises(SnapshotError, match="another process holds a snapshot"):
         snapshot.prepare(lambda: False)
     assert read(house) == first
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_of_two_first_starts_at_one_moment_the_later_one_leaves_the_record_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_held: bool
+) -> None:
+    """It took that record back, or wrote its own. If the other one was killed, no run copied the tables that it had left."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    earlier, later = (
+        InitialSnapshot(LauncherConfig(slot, tmp_path / slot, create_slot=True), house) for slot in ("earlier", "later")
+    )
+    monkeypatch.setattr(initial, "slot_exists", lambda *_: False)
+    monkeypatch.setattr(later, "_begins", lambda _: earlier._note(is_complete=False) or True)
+    held = house.local_root(tmp_path) / "_cdcpipe/snapshot_export/lock"
+    held.parent.mkdir(parents=True)
+    text = "another process holds a snapshot" if is_held else "another run has just begun"
+    with hold_alone(held) if is_held else nullcontext(), pytest.raises(CdcpipeError, match=text):
+        later.prepare(lambda: False)
+    assert json.loads((house.root / "_cdcpipe/snapshot.json").read_text())["slot"] == "earlier"
 
 
 def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
