@@ -1,6 +1,6 @@
 """One micro-batch: writes a range of the staging log to the changelogs.
 
-    tables = KnownTables(spark, warehouse, schemas, published)     # kept from one micro-batch to the next
+    tables = KnownTables(spark, warehouse, schemas, published)     # known_tables.py; kept from one micro-batch to the next
     batch = MicroBatch(tables, segments)
     batch.append()                                                 # the caller holds the right to append (warehouse/lock.py)
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING
@@ -29,220 +28,45 @@ from spark_sink.changelog.captured_comments import captured_comments
 from spark_sink.changelog.described_uses import add_described_uses
 from spark_sink.changelog.drops import write_drops
 from spark_sink.changelog.interface import ChangelogState
-from spark_sink.changelog.renames import follow, told
-from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
-from spark_sink.changelog.versions import TableVersions
 from spark_sink.changelog.writer import Target
-from spark_sink.client.keyless import keyless_text
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
-from spark_sink.pipeline.fit import gone
 from spark_sink.schema.keys import marked
-from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.published import is_key_told
-from spark_sink.schema.table import MESSAGES, has_key
-from spark_sink.schema.types import (
-    INEXACT_MESSAGE,
-    MESSAGE_SCHEMA,
-    assign_columns,
-    merge_columns,
-    split_schema,
-    typed_schema,
-)
+from spark_sink.schema.table import MESSAGES
+from spark_sink.schema.types import MESSAGE_SCHEMA, assign_columns, merge_columns, typed_schema
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import dropped_tables, gaps, landed_snapshots, new_changelogs
-from spark_sink.warehouse.comments import Comments, read_comments, write_comments
+from spark_sink.warehouse import dropped_tables, landed_snapshots, new_changelogs
+from spark_sink.warehouse.comments import Comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import want as want_copy
-from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructField, StructType
 
-    from spark_sink.changelog.history import SchemaHistory
-    from spark_sink.changelog.interface import Files
     from spark_sink.changelog.writer import Written
     from spark_sink.pipeline.catalog import CatalogDatabase
     from spark_sink.pipeline.follower import Follower
+    from spark_sink.pipeline.known_tables import KnownTable, KnownTables
     from spark_sink.schema.ddl_message import TableDescription
-    from spark_sink.schema.published import PublishedTables
-    from spark_sink.schema.table import Place, Table, Version
+    from spark_sink.schema.table import Table
     from spark_sink.source.contents import Use
     from spark_sink.source.ddl import Ddl
     from spark_sink.source.server import SegmentServer
     from spark_sink.staging.log import Segment
 
-__all__ = ["KnownTables", "MicroBatch"]
+__all__ = ["MicroBatch"]
 
 _logger = logging.getLogger(__name__)
 
-_THREADS = 4
-"""How many tables are opened at the same time."""
-
 _APPENDS = RetryPolicy(attempts=10)
 """How often to write a micro-batch if another program changes its changelogs meanwhile."""
-
-_KEYLESS = ""
-"""The subject of the warning about a table without a key. Other warnings have a column's name as their subject."""
-_INCOMPLETE = "\0"
-"""The subject of the warning about inserts that lack values. It is no column's name."""
-_INCOMPLETE_MESSAGE = (
-    "table %s: an UPDATE brought rows into the row filter of a publication, and the server did not send their large values (TOAST) "
-    "that had not changed: they are NULL, and _cdc_unchanged names them. Repair: run --heal, or %s. With REPLICA IDENTITY FULL the "
-    "server sends these values"
-)
-
-
-@dataclass(slots=True)
-class KnownTable:
-    """The known state of a table: its changelog (None before the first change) and its versions."""
-
-    changelog: ChangelogState | None
-    versions: list[Version]
-    files: Files | None = None
-    comments: Comments | None = None
-    """The recorded comments; None for a table without any."""
-
-    @property
-    def done_lsn(self) -> int:
-        """The LSN up to which the changelog has the changes."""
-        return 0 if self.changelog is None else self.changelog.lsn
-
-    @property
-    def columns(self) -> StructType | None:
-        """The columns of the table that the changelog has."""
-        return None if self.changelog is None else split_schema(self.changelog.schema)[0]
-
-    @property
-    def has_key(self) -> bool:
-        """Whether the table has, had or will get a replica."""
-        return has_key(self.versions)
-
-
-class KnownTables:
-    """A cache of the state of a warehouse's tables, kept between micro-batches. Also remembers which warnings were logged.
-
-    ``keys``, ``keyless_named`` and ``drops_columns`` have the same meaning as in `pipeline.Pipeline`. With ``is_following`` a
-    renamed table goes on in its tables.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        warehouse: Warehouse,
-        schemas: SchemaHistory,
-        published: PublishedTables,
-        keys: Mapping[str, Sequence[str]] | None = None,
-        keyless_named: Iterable[str] = (),
-        *,
-        drops_columns: bool = False,
-        is_following: bool = True,
-    ) -> None:
-        self.spark = spark
-        self.warehouse = warehouse
-        self.changelogs = changelogs_of(spark, warehouse)
-        self.schemas = schemas
-        self.published = published
-        self.versions = TableVersions(warehouse, schemas, published, keys, drops_columns=drops_columns)
-        self.is_following = is_following
-        self.exact_counts: Counter[tuple[Table, str]] = Counter()
-        """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
-        self._states: dict[Table, KnownTable] = {}
-        self._there: set[Table] = set()
-        """The tables whose changelogs this process has seen."""
-        self._told: set[tuple[Table | str, str]] = {(name, _KEYLESS) for name in keyless_named}
-
-    @property
-    def names(self) -> Names:
-        """The names of the tables up to now, after `begin`. Only this process records new ones."""
-        return self.versions.names
-
-    def named(self, relation_id: int, name: Table, place: Place) -> Table:
-        """Return the table of the warehouse that has the changes of the table with this OID and name."""
-        return self.names.shown(self.names.home(relation_id, name, place))
-
-    def read_names(self) -> None:
-        """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
-        self.versions.names = gaps.record_names(self.warehouse)
-        self.published.end_at(self.names.servers)
-        self.schemas.read_gaps()
-
-    def begin(self) -> None:
-        """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""
-        self.read_names()
-        if self.names.is_following not in (None, self.is_following):
-            now, before = (FOLLOW, APART) if self.is_following else (APART, FOLLOW)
-            _logger.warning("--renamed is %s now, it was %s: it counts for tables that are renamed from now on", now, before)
-
-    def follow(self, uses: Sequence[Use], ddl: Sequence[Ddl]) -> list[Table]:
-        """Record the new names of tables, and tell of them. Returns these tables."""
-        is_told = any(each.message.kind == "command" and each.end_lsn > self.names.done_lsn for each in ddl)
-        if not is_told and self.names.is_following in (None, self.is_following) and not self.names.namings:
-            return []
-        versions = self.warehouse.all_versions() if is_told else {}
-        names = follow(self.names, uses, ddl, versions, is_following=self.is_following)
-        if names is self.names:
-            return []
-        self.warehouse.write_names(names)
-        for line in told(self.names, names):
-            _logger.warning("%s", line)
-        new = {naming.home for naming in names.namings[len(self.names.namings) :]}
-        self.versions.names = names
-        return sorted(map(names.shown, new))
-
-    def __getitem__(self, table: Table) -> KnownTable:
-        return self._states[table]
-
-    def note_changelogs(self, tables: Iterable[Table]) -> None:
-        """Remember that these tables have changelogs. If one goes away, that is an error, and no new one is made."""
-        self._there.update(tables)
-
-    def open(self, tables: Iterable[Table]) -> None:
-        """Read the state of the tables that are not in the cache, several at the same time."""
-        new = [table for table in tables if table not in self._states]
-        if new:
-            with ThreadPoolExecutor(_THREADS, "open") as pool:
-                self._states.update(zip(new, pool.map(self._read, new), strict=True))
-
-    def forget(self) -> None:
-        """Empty the cache, because another writer may have changed the tables."""
-        self._states.clear()
-
-    def _read(self, table: Table) -> KnownTable:
-        state, versions = self.changelogs.state(table), self.warehouse.versions(table)
-        if state is not None:
-            self._there.add(table)
-        elif table in self._there and (
-            versions or table == MESSAGES
-        ):  # without versions, a snapshot that was killed has taken it back
-            raise gone(self.warehouse, table)
-        return KnownTable(state, versions, comments=None if state is None else read_comments(self.warehouse, table))
-
-    def tell(self, table: Table, subject: str, message: str, *arguments: object) -> None:
-        """Log a warning about this subject, once for each table."""
-        if not {(table, subject), (str(table), subject)} & self._told:
-            self._told.add((table, subject))
-            _logger.warning(message, *arguments)
-
-    def tell_exact(self, table: Table, counts: Mapping[str, int]) -> None:
-        """Count the values that the types of their columns can't hold. Log a warning for each such column, once."""
-        for name, count in sorted(counts.items()):
-            self.tell(table, name, INEXACT_MESSAGE, table, name, count)
-            self.exact_counts[table, name] += count
-
-    def tell_incomplete(self, table: Table, lsn: int) -> None:
-        """Let a table be copied of which an insert lacks a value. The last such transaction ends at ``lsn``. Warns once."""
-        want_copy(
-            self.warehouse, table, lsn, "rows came into the row filter of a publication, and large values of them were not sent"
-        )
-        self.tell(table, _INCOMPLETE, _INCOMPLETE_MESSAGE, table, table.copying)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +225,7 @@ class MicroBatch:
             versions = self._tables.versions.with_new(table, versions, uses, state.done_lsn, state.columns, columns)
             if versions and not versions[-1].key:
                 is_partial = any(is_key_told(use.relation) and marked(use.relation) for use in uses[-1:])
-                self._tables.tell(table, _KEYLESS, "%s", keyless_text([str(table)], is_partial=is_partial))
+                self._tables.tell_keyless(table, is_partial=is_partial)
             schema = typed_schema(columns)
         if state.changelog is None:  # one LSN more, at which nothing ends: a history that is right there must not go on either
             new_changelogs.record_begin(warehouse, table, self._segments[0].start_lsn + 1)

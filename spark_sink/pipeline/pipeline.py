@@ -34,7 +34,8 @@ from spark_sink.pipeline.catalog import CatalogDatabase, check_options
 from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewhere
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
-from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.known_tables import KnownTables
+from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.pipeline.pace import BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until

@@ -8,7 +8,8 @@ import pytest
 
 from cdcpipe.pgoutput.messages import Relation, Update
 from spark_sink.changelog.history import SchemaHistory
-from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.known_tables import KnownTables
+from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.history import read_history

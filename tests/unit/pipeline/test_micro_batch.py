@@ -15,7 +15,8 @@ from spark_sink.changelog.interface import ChangelogState
 from spark_sink.delta import file_table
 from spark_sink.delta.log import TableLog
 from spark_sink.pipeline import micro_batch
-from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.known_tables import KnownTables
+from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table

@@ -12,7 +12,8 @@ import pytest
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import Masks
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.pipeline.micro_batch import KnownTables, MicroBatch
+from spark_sink.pipeline.known_tables import KnownTables
+from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
