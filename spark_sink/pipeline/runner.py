@@ -33,26 +33,22 @@ from spark_sink.files.system_hints import is_full
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.at_rest import Rest
 from spark_sink.pipeline.failures import stopped_elsewhere
-from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
-from spark_sink.schema.names import FOLLOW
+from spark_sink.pipeline.parts import make_healer, make_pipeline, make_session, make_upkeep
+from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot, in_words
-from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
-from spark_sink.snapshot.schedule import Schedule
 from spark_sink.spark import given, jvm, session, shared
 from spark_sink.spark.failure import explained
 from spark_sink.spark.interrupts import without_cancelling
 from spark_sink.staging import last_error, samples
 from spark_sink.staging.lock import StagingLock
 from spark_sink.staging.log import log_end
-from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
 from spark_sink.warehouse.initial_copy import is_begun
-from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.mask_settings import check_kept, check_new
 
 if TYPE_CHECKING:
@@ -63,7 +59,10 @@ if TYPE_CHECKING:
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.launcher import Progress as LauncherProgress
     from spark_sink.pipeline.config import RunConfig
+    from spark_sink.pipeline.pipeline import Pipeline
     from spark_sink.snapshot.copy import SnapshotProgress
+    from spark_sink.snapshot.healer import Healer
+    from spark_sink.upkeep.upkeep import Upkeep
 
 __all__ = ["RunProgress", "Runner", "run"]
 
@@ -231,10 +230,11 @@ class Runner(Background):
         if self._stopping.is_set():
             return
         self._step = "starting the pipeline"
-        with self._make_pipeline(spark) as pipeline:
-            healer = self._make_healer(spark, pipeline)
+        self.pipeline = make_pipeline(config, spark, self._published.describe, self._keyless_named)
+        with self.pipeline as pipeline:
+            healer = self._healer = make_healer(config, spark, self._warehouse, pipeline, self._stopping.is_set)
             self._pass_gap(spark, pipeline, healer)
-            upkeep = _upkeep(config, spark, pipeline)
+            upkeep = make_upkeep(config, spark, pipeline)
             try:
                 if not config.launcher.available_now:
                     upkeep.start()
@@ -292,24 +292,13 @@ class Runner(Background):
     @contextmanager
     def _session(self) -> Iterator[SparkSession]:
         """Yield a session of the run's own, a copy: of an existing one, or else of one that runs make, and stop at the end."""
-        config = self.config
 
         def note(step: str) -> None:
             self._step = step
 
         def build(*, on_made: Callable[[SparkSession], object]) -> SparkSession:
             self._check_stopping()  # it may have waited until another run had started Spark
-            return session.build(
-                app_name=f"cdcpipe {config.launcher.slot}",
-                master=config.master,
-                format=config.format,
-                conf=config.conf,
-                jars_dir=config.jars_dir,
-                ui=config.ui,
-                on_step=note,
-                locks=[lock_file(self._warehouse.local_root(config.launcher.staging))],
-                on_made=on_made,
-            )
+            return make_session(self.config, self._warehouse, on_step=note, on_made=on_made)
 
         with shared.entered(self._spark, build) as spark:
             self._spark = spark
@@ -347,51 +336,6 @@ class Runner(Background):
                 self.has_open_gap = self._stopping.is_set()
         finally:
             self._gap_copy = None
-
-    def _make_pipeline(self, spark: SparkSession) -> Pipeline:
-        config = self.config
-        self.pipeline = Pipeline(
-            spark,
-            config.launcher.staging,
-            config.warehouse,
-            format=config.format,
-            types=config.types,
-            readers=config.readers,
-            widen=config.widen,
-            keys=config.keys,
-            describe=self._published.describe,
-            keyless_named=self._keyless_named,
-            checkpoint=config.checkpoint,
-            max_bytes_per_trigger=config.max_bytes_per_trigger,
-            trigger_interval_s=config.trigger_interval_s,
-            staging_shared=config.staging_shared,
-            catalog_database=config.catalog_database,
-            json_variants=config.json_variants,
-            replica_interval_s=config.replica_interval_s,
-            masks=config.masks,
-            drops_columns=config.dropped_columns == "drop",
-            follows_renames=config.renamed == FOLLOW,
-            deletes=config.deletes,
-            column_names=config.column_names,
-            history=config.history,
-            history_interval_s=config.history_interval_s,
-        )
-        return self.pipeline
-
-    def _make_healer(self, spark: SparkSession, pipeline: Pipeline) -> Healer:
-        config = self.config
-        self._healer = healer = Healer(
-            spark,
-            config.launcher,
-            self._warehouse,
-            Schedule(config.heal_hours, config.heal_tables),
-            copies_new=config.snapshot != "never",
-            chunk_bytes=config.snapshot_chunk_bytes,
-            hold_s=config.snapshot_hold_s or 0.0,
-            on_copied=pipeline.take_copied,
-            is_stopping=self._stopping.is_set,
-        )
-        return healer
 
     def _follow(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Wait until the run is asked to stop, or with ``available_now`` until the tables have the whole log.
@@ -467,20 +411,6 @@ class Runner(Background):
         # If the tables have all sealed segments, they have all changes up to the confirmed position.
         lsn = position.lsn if position.lsn < sealed.lsn else max(position.lsn, report.confirmed_flush_lsn or 0)
         return self.monitor.lag(lsn, now)
-
-
-def _upkeep(config: RunConfig, spark: SparkSession, pipeline: Pipeline) -> Upkeep:
-    return Upkeep(
-        spark,
-        pipeline.warehouse,
-        pipeline.lock,
-        optimize_interval_s=config.optimize_interval_s,
-        vacuum_retention_s=config.vacuum_retention_s,
-        log_retention_s=config.log_retention_s,
-        keep_changelog_s=config.keep_changelog_s,
-        keep_history_s=config.keep_history_s,
-        clustering=config.cluster_replicas,
-    )
 
 
 def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | None) -> samples.Counts:
