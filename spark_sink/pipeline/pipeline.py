@@ -5,8 +5,8 @@
 
     Pipeline(spark, "staging", "warehouse").process_available()
 
-This module decides where the query continues, how errors are handled, and how it ends. micro_batch.py writes the changes.
-follower.py merges them into the replicas, at its own interval.
+This module decides how errors are handled, and how the query ends. beginning.py decides where it continues, micro_batch.py
+writes the changes, and follower.py merges them into the replicas, at its own interval.
 
 Spark's checkpoint only says where to continue reading. If the checkpoint is lost, the query continues from the position up to which
 every table has all changes (warehouse.json).
@@ -30,6 +30,7 @@ from cdcpipe.threads import Startable
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
+from spark_sink.pipeline.beginning import begin, finish_left
 from spark_sink.pipeline.catalog import CatalogDatabase, check_options
 from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewhere
 from spark_sink.pipeline.follower import Follower
@@ -40,19 +41,16 @@ from spark_sink.pipeline.pace import BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
-from spark_sink.replica import merge
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import discard, is_recorded, make_durable, micro_batch
+from spark_sink.source.offsets import is_recorded, make_durable, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, session
-from spark_sink.staging.log import Position, former_system_ids, list_segments, log_end, removed_position
-from spark_sink.staging.readers import read_readers, reader_place, register_reader
-from spark_sink.warehouse.belonging import record_staging
+from spark_sink.staging.log import Position, list_segments, log_end
+from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.mask_settings import settle
 from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse
 
 if TYPE_CHECKING:
@@ -381,34 +379,10 @@ class Pipeline(Startable):
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:
-        """Check that warehouse and log belong together, and return the position from which to continue."""
-        epochs = fit.check_log(self.warehouse, self.staging)
-        position = self.warehouse.open(epochs[-1], former_system_ids(epochs))
-        settle(self.warehouse, self.lock, self.staging)
-        fit.name_less_readable(self.warehouse)
-        removed = removed_position(self.staging)
-        reached = read_readers(self.staging).get(READER)
-        if position is None:
-            discard(self.checkpoint)  # it is of a warehouse that was here before, and is beyond what this one has
-            reached = position = fit.first_position(self.warehouse, self.staging, epochs[0].start, removed)
-            self.warehouse.record(position, self.staging)
-            register_reader(self.staging, READER, position, self.warehouse.name)
-        fit.check_copies(self.warehouse, self.staging, position, reached, removed)
-        list_segments(self.staging, position)  # raises if segments that the tables still need are missing
-        record_staging(self.warehouse, self.staging)
-        fit.take_epochs(self.warehouse, self.staging)
-        self._tables.begin()
-        position = fit.behind_gap(self.warehouse, self.staging, position)
-        if reached is None or reader_place(self.staging, READER) != self.warehouse.name:
-            register_reader(self.staging, READER, reached or removed or Position(0, 0), self.warehouse.name)
+        """Make all ready for the query, and return the position from which to continue."""
+        position = begin(self.warehouse, self.staging, self.checkpoint, self.lock, self._tables)
         self._progress = replace(self._progress, position=position)
-        with self.lock.alone():
-            fit.begin_keeping_deleted(self.spark, self.warehouse)
-            merge.finish_snapshots(self.spark, self.warehouse)
-            merge.finish_merges(self.warehouse)
-            ends = fit.check_tables(self.warehouse, position)
-            there = [table for table in self.warehouse.tables() if ends.get(self.warehouse.changelog(table)) is not None]
-            self._tables.note_changelogs(there)
+        ends = finish_left(self.spark, self.warehouse, self.lock, self._tables, position)
         if self._catalog is not None:
             self._catalog.rename()
             self._catalog.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
