@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TypeAlias
 
-from cdcpipe.config import SlotConfig, StreamConfig, StreamOptions
+from cdcpipe.config import PollConfig, SlotConfig, StreamConfig, StreamOptions
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, beside_the_stream
 from cdcpipe.libpq.connection import Connection, Rows
 from cdcpipe.libpq.waiting import NO_LIMIT, wait
@@ -133,19 +133,39 @@ class _SlotChangedError(Exception):
     """While a standby waited, the slot changed: its checks and the stream's options have to be decided again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Standby:
+    """How a standby waits: for its slot's copy, until the slot is free, and again. The duration limits all of this together."""
+
+    poll: PollConfig
+    started_at: float
+    sleep: Callable[[float], None]
+
+    def wait_for_copy(self, connection: Connection, name: str) -> None:
+        """Do as `poll.wait_for_copy`."""
+        wait_for_copy(connection, name, self.poll, started_at=self.started_at, sleep=self.sleep)
+
+    def wait_until_free(self, connection: Connection, name: str) -> Slot:
+        """Do as `poll.wait_until_free`."""
+        return wait_until_free(connection, name, self.poll, started_at=self.started_at, sleep=self.sleep)
+
+
 def _prepare_until_started(
     config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, commands: CommandsIn, publications: list[str]
 ) -> _Started:
     """Do as `_prepare_and_start`, with the slot as it is when the stream starts."""
+    standby = None
+    if config.standby is not None:
+        standby = _Standby(config.standby, time.monotonic(), partial(_serve_consumer, commands, config.stream))
     while True:
         try:
-            return _prepare_and_start(config, catalog, opening, commands, publications)
+            return _prepare_and_start(config, catalog, opening, standby, publications)
         except _SlotChangedError:
             log.info("replication slot %r has changed meanwhile; checking it again", config.slot.slot)
 
 
 def _prepare_and_start(
-    config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, commands: CommandsIn, publications: list[str]
+    config: StreamConfig, catalog: _Catalog, opening: OpeningWalsender, standby: _Standby | None, publications: list[str]
 ) -> _Started:
     """Check everything, create what is missing, and start the stream."""
     connection = catalog.connection
@@ -154,7 +174,7 @@ def _prepare_and_start(
         config.slot,
         publications,
         check=lambda tables: _check_before_creation(config, catalog, opening, publications, tables),
-        await_copy=None if config.standby is None else lambda: _await_copy(config, connection, opening, commands),
+        await_copy=None if standby is None else lambda: _await_copy(config, connection, opening, standby),
     )
     with telling_of_new_slot(slot):
         check_plugin(config, slot.plugin)
@@ -169,7 +189,7 @@ def _prepare_and_start(
         start_lsn = 0 if transactions is not None and _sends_prepared(slot, options) else config.start_lsn
         # The records can be taken many at once (cdcpipe/streaming/wal_data.py).
         has_runs = slot.plugin == "pgoutput" and make_feeder is None and config.stream.is_plain and find_spec("numpy") is not None
-        walsender, system = _start(config, connection, opening, commands, start_lsn, slot, options, may_be_direct=has_runs)
+        walsender, system = _start(config, connection, opening, standby, start_lsn, slot, options, may_be_direct=has_runs)
         if config.expected_lsn is not None:
             check_no_gap(connection, config.slot.slot, config.expected_lsn)
         guard = None
@@ -178,11 +198,10 @@ def _prepare_and_start(
         return _Started(walsender, slot, options, make_feeder, transactions, guard)
 
 
-def _await_copy(config: StreamConfig, connection: Connection, opening: OpeningWalsender, commands: CommandsIn) -> None:
+def _await_copy(config: StreamConfig, connection: Connection, opening: OpeningWalsender, standby: _Standby) -> None:
     """Wait until the standby has a copy of the slot, or is promoted. Reads commands meanwhile, as `_start` does."""
-    assert config.standby is not None
     _checked_server(config, connection, opening)
-    wait_for_copy(connection, config.slot.slot, config.standby, sleep=partial(_serve_consumer, commands, config.stream))
+    standby.wait_for_copy(connection, config.slot.slot)
     if not is_standby(connection):
         opening.reopen()  # as in `_start`
 
@@ -225,7 +244,7 @@ def _start(
     config: StreamConfig,
     connection: Connection,
     opening: OpeningWalsender,
-    commands: CommandsIn,
+    standby: _Standby | None,
     start_lsn: int,
     slot: Slot,
     options: Mapping[str, str | None],
@@ -243,10 +262,9 @@ def _start(
     walsender, system = _logged_server(config, connection, opening)
     form = slot.plugin, slot.two_phase
     while True:
-        if config.standby is not None:
+        if standby is not None:
             was_in_recovery = slot.in_recovery
-            pause = partial(_serve_consumer, commands, config.stream)
-            slot = wait_until_free(connection, config.slot.slot, config.standby, sleep=pause)
+            slot = standby.wait_until_free(connection, config.slot.slot)
             if was_in_recovery and not slot.in_recovery:
                 # The server ends a walsender from before its promotion when a stream starts on it.
                 opening.reopen()
@@ -257,7 +275,7 @@ def _start(
         try:
             start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
         except CdcpipeError as ex:
-            if config.standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
+            if standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
                 raise
         else:
             log.info("streaming from slot %r (%s), start %s", slot.name, slot.plugin, format_lsn(config.start_lsn))

@@ -1,7 +1,7 @@
 """What a standby does with a slot that became another one while it waited."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -71,6 +71,29 @@ def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, replace(SLOT, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
     server.start()
     assert [lsn for lsn, _ in server.started] == [0]
+
+
+def test_the_duration_limits_all_waits_of_a_standby_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait counted from its own beginning, so --standby -u 60 could end after two minutes or more."""
+    begins: list[float | None] = []
+
+    def wait(*_: Any, started_at: float | None = None, **__: Any) -> Slot:
+        begins.append(started_at)
+        return TWO_PHASE
+
+    def find(*_: Any, await_copy: Callable[[], None], **__: Any) -> Slot:
+        await_copy()
+        return SLOT if len(begins) == 1 else TWO_PHASE
+
+    server = Server(monkeypatch)
+    for name, replacement in (("wait_for_copy", wait), ("wait_until_free", wait), ("find_or_create_slot", find)):
+        monkeypatch.setattr(stream, name, replacement)
+    monkeypatch.setattr(stream, "_checked_server", lambda *_: None)
+    monkeypatch.setattr(stream, "is_standby", lambda _: True)
+    server.start(whole_transactions=True)
+    assert len(begins) == 4
+    assert len(set(begins)) == 1
+    assert begins[0] is not None
 
 
 @pytest.mark.parametrize("is_stdin_open", [True, False])
