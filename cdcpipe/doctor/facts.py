@@ -96,7 +96,8 @@ class Role:
     name: str
     is_superuser: bool
     can_replicate: bool
-    """Whether the user has the attribute REPLICATION, or on Amazon RDS, where no user has it, is a member of rds_replication."""
+    """Whether the user has the attribute REPLICATION, or is a member of rds_replication. Amazon RDS, where no user has the
+    attribute, decides by that role."""
     sees_others: bool
     """Whether the server shows other users' sessions to this user (pg_read_all_stats)."""
     can_create: bool

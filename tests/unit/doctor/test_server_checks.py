@@ -86,6 +86,9 @@ def test_replication() -> None:
     judge(server_checks.replication, refused, 'error cdc may not stream … ALTER ROLE "cdc" REPLICATION')
     on_rds = replace(refused, service_roles=("rds_superuser",))
     judge(server_checks.replication, on_rds, 'error a member of rds_replication may … GRANT rds_replication TO "cdc"')
+    # A database that was moved from RDS has its roles, and membership does not help there.
+    moved = replace(on_rds, role=replace(without, can_replicate=True))
+    judge(server_checks.replication, moved, 'error REPLICATION attribute may … ALTER ROLE "cdc" REPLICATION')
     # The server's message is a translated one, so the hint is the general one.
     message = "nur Superuser und Replikationsrollen können WAL-Sender starten"
     translated = facts(replication_problem=message, replication_hint=connection_hint(f"FATAL:  {message}", {}), role=without)
