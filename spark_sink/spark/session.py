@@ -23,11 +23,12 @@ from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, refused_settings, without_pandas
-from spark_sink.spark.environment import prepare_workers, python_path, stay_on_this_machine
+from spark_sink.spark.environment import prepare_workers, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
 from spark_sink.spark.java_home import export_java, find_java
 from spark_sink.spark.java_options import java_options
+from spark_sink.spark.settings import DELTA_CATALOG, DELTA_EXTENSION, DELTA_SETTINGS, LOCAL_SETTINGS, general_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,8 +64,6 @@ DELTA_PACKAGES = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION},io.delta:delta-
 DELTA_EXCLUDES = "com.*:*,org.*:*,javax.*:*,commons-*:*,io.airlift:*,io.unitycatalog:*,io.delta:delta-kernel*"
 # The patterns if the user's packages are resolved at the same time: they exclude only dependencies that nobody else needs.
 DELTA_EXCLUDES_AMONG_OTHERS = "org.scala-lang:*,io.unitycatalog:*,io.delta:delta-kernel*"
-DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 _NO_DELTA_HINT = (
     f"give a directory with {' and '.join(DELTA_JARS)} as --jars DIR, let this machine reach Maven Central "
@@ -76,24 +75,6 @@ _NO_PACKAGES_HINT = (
 _PROXY_HINT = "; Java ignores https_proxy: set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=HOST -Dhttps.proxyPort=PORT'"
 _IVY_DEADLINE_S, _IVY_PAUSE_S = 600.0, 0.2
 _DEFAULT_MASTER = "local[2]"
-_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-_DELTA_SETTINGS = {
-    "spark.sql.extensions": DELTA_EXTENSION,
-    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
-    # By default 50 tasks read a table's log, which is far too many for a small log.
-    "spark.databricks.delta.snapshotPartitions": "1",
-    # Otherwise Delta refuses to read a version that is not the newest if its commit is older than VACUUM's retention. A table that
-    # rested for so long could not be read as it was before its next commit. VACUUM itself goes by when a file has left the table.
-    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
-}
-_LOCAL_SETTINGS = {
-    # With a local master the executor is in the driver's JVM, and can't be lost. But Spark counts it as lost if no heartbeat came
-    # for two minutes by the system's clock: after a laptop's sleep, a paused container, a clock that was set. Then it logs errors,
-    # and ends the JVM ten minutes later.
-    "spark.storage.blockManagerHeartbeatTimeoutMs": "36500d",
-    # Every user of this machine can connect to the ports of the JVM, over which rows and code go. Spark makes the secret itself.
-    "spark.authenticate": "true",
-}
 _building: Final = threading.RLock()
 _UPLOADS = "spark.hadoop.hadoop.tmp.dir"
 """Where Hadoop keeps what it sends to S3 and Azure until it is sent. By default /tmp/hadoop-USER, which nobody clears."""
@@ -143,9 +124,9 @@ def _settings_to_start(
     ui: bool,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return all settings of a new session, and the user's ``conf`` with what ours adds to it."""
-    settings = _settings(ui=ui)
+    settings = general_settings(ui=ui)
     if _needs_delta(format):
-        settings |= _DELTA_SETTINGS
+        settings |= DELTA_SETTINGS
     if GATEWAY in os.environ:
         settings |= _submitted()
         master = master or settings.get("spark.master")
@@ -159,7 +140,7 @@ def _settings_to_start(
     refused_settings.refuse(settings.get)
     settings = {"spark.app.name": app_name, "spark.master": master or _DEFAULT_MASTER} | settings
     if is_local_master(settings["spark.master"]):
-        settings = _LOCAL_SETTINGS | {_UPLOADS: str(directory_of_process() / "hadoop")} | settings
+        settings = LOCAL_SETTINGS | {_UPLOADS: str(directory_of_process() / "hadoop")} | settings
         stay_on_this_machine(settings)
     return settings, conf
 
@@ -347,40 +328,6 @@ def own(spark: SparkSession) -> SparkSession:
 def copy(spark: SparkSession) -> SparkSession:
     """Return another session of the same application, with a copy of the settings. Its current catalog is the default one."""
     return type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())  # noqa: SLF001 - newSession() has not these settings
-
-
-def _settings(*, ui: bool) -> dict[str, str]:
-    """Return the settings for change data on one machine that do not depend on the table format."""
-    return {
-        "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": java_options(),
-        "spark.log.level": "WARN",
-        "spark.ui.enabled": str(ui).lower(),
-        "spark.ui.killEnabled": "false",  # it asks for no password
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        # Micro-batches are small: Spark's default of 200 partitions and 32 listing tasks would cost more than the work itself.
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
-        "spark.sql.streaming.metricsEnabled": "false",
-        # The checkpoint is in a local directory (docs/decisions/0040). There Spark's default starts `readlink` five times for each
-        # file that it renames, because Hadoop's FileContext asks whether a path is a link. Both rename in one step.
-        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
-        # A Python worker imports numpy and pyarrow, which is slow: start workers once and reuse them.
-        "spark.python.worker.reuse": "true",
-        # Otherwise each session, and each streaming query with its copy of one, would start Python workers of its own.
-        "spark.sql.artifact.isolation.enabled": "false",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Otherwise pyspark looks up the caller of each function of a column and tells it to the JVM, for error messages about our
-        # own code. That is half of the driver's CPU time for making a plan.
-        "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # How long driver, JVM and workers wait for one another to connect. Spark's default of 15 s is too short on a busy machine.
-        "spark.python.authenticate.socketTimeout": "120s",
-        "spark.executorEnv.PYTHONPATH": python_path(),
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # Among others: write timestamps of any year without conversion. No reader here is older than Spark 3.
-        **refused_settings.RIGHT,
-    }
 
 
 def _submitted() -> dict[str, str]:

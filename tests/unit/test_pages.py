@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.spark import session
+from spark_sink.spark import session, settings
 from spark_sink.warehouse import warehouse
 from support.pages import ALONE, BLOCK, CHAIN, PAGES
 from support.paths import ROOT
@@ -67,7 +67,7 @@ def test_the_architecture_lists_the_files_of_a_warehouse() -> None:
 
 def test_the_settings_of_a_session_with_delta_are_those_of_the_code() -> None:
     page = PAGES["docs/spark/tables.md"].partition("\n## A session of your own\n")[2]
-    for setting in (session.DELTA_PACKAGES, session.DELTA_EXTENSION, session.DELTA_CATALOG):
+    for setting in (session.DELTA_PACKAGES, settings.DELTA_EXTENSION, settings.DELTA_CATALOG):
         assert setting in page
 
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from spark_sink.spark import session
 from spark_sink.spark.environment import naming_all_paths, stay_on_this_machine
 from spark_sink.spark.home import GATEWAY
+from spark_sink.spark.settings import general_settings
 
 ADDRESSES = ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")
 
@@ -49,7 +49,7 @@ def test_under_spark_submit_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_user_interface_kills_no_jobs() -> None:
-    assert session._settings(ui=True)["spark.ui.killEnabled"] == "false"
+    assert general_settings(ui=True)["spark.ui.killEnabled"] == "false"
 
 
 @pytest.mark.parametrize(
