@@ -22,9 +22,11 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
     Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
     """
     spark = given or existing()
-    if spark is not None and (given or not shared.is_made_by_runs(spark)):
+    if spark is not None and not shared.is_made_by_runs(spark):
         session.check(spark, format)
         return spark
+    if given is not None:  # nobody keeps it until the run comes to it: the last of those runs may have stopped it by then
+        session.check(given, format)
     session.check_jvm(format)
     refused_settings.refuse(conf.get)
     session.find_java()

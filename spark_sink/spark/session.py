@@ -230,10 +230,7 @@ def check_jvm(format: str) -> None:  # noqa: A002
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` was stopped, can't write ``format``, or has settings that would change or skip values."""
     needs_delta = _needs_delta(format)
-    if is_stopped(spark):
-        # pyspark keeps a session whose application the JVM has stopped, and offers it as the one of the process.
-        hint = "make another one" if _was_stopped_here(spark) else "call its stop(), and make another one"
-        raise InitError("this Spark session was stopped", hint=hint)
+    _check_not_stopped(spark)
     if not spark.version.startswith("4.2."):
         raise InitError(
             f"this is Spark {spark.version}; cdcpipe needs Spark 4.2", hint="run it with Spark 4.2: pip install 'cdcpipe[spark]'"
@@ -251,6 +248,13 @@ def check(spark: SparkSession, format: str) -> None:  # noqa: A002
             f"spark.sql.catalog.spark_catalog={DELTA_CATALOG} and the packages {DELTA_PACKAGES} (spark-submit --packages), "
             "let spark_sink.build_session() make it, or use the format parquet",
         )
+
+
+def _check_not_stopped(spark: SparkSession) -> None:
+    if is_stopped(spark):
+        # pyspark keeps a session whose application the JVM has stopped, and offers it as the one of the process.
+        hint = "make another one" if _was_stopped_here(spark) else "call its stop(), and make another one"
+        raise InitError("this Spark session was stopped", hint=hint)
 
 
 def is_stopped(spark: SparkSession) -> bool:
@@ -314,7 +318,10 @@ def own(spark: SparkSession) -> SparkSession:
 
     There the run's settings change no commit of the user, and the user's cells change nothing in the run: the current catalog,
     temporary views, queries in ``streams``. The sessions share Spark's own catalog and the cache.
+
+    Raises InitError if the session was stopped: its program may have done so since ``check``, while the run waited for its slot.
     """
+    _check_not_stopped(spark)
     # A session makes its catalogs when it first needs them. Delta's keeps the session that was the active one at that moment, and
     # works with the settings of that one.
     with active(spark):

@@ -1,12 +1,11 @@
 """Shares the session that a run has made with the other runs of this process. The last run that leaves it stops it.
 
-| the session                                          | who takes it for the run         | who stops it             |
-|------------------------------------------------------|----------------------------------|--------------------------|
-| the program has made it, and gives it                | `given.take`                     | the program              |
-| the program has made it, in any thread               | `given.take`, or later `entered` | the program              |
-| a run has made it, and runs are in it                | `entered`                        | the last run that leaves |
-| the same; a cell has got it from Spark, and gives it | `given.take`                     | the last run that leaves |
-| there is none                                        | `entered` has it made            | the last run that leaves |
+| the session                                                       | who takes it for the run         | who stops it             |
+|-------------------------------------------------------------------|----------------------------------|--------------------------|
+| the program has made it, and gives it                             | `given.take`                     | the program              |
+| the program has made it, in any thread                            | `given.take`, or later `entered` | the program              |
+| a run has made it, and runs are in it; also if a cell gives it    | `entered`                        | the last run that leaves |
+| there is none, or the last run has stopped the one that was given | `entered` has it made            | the last run that leaves |
 """
 
 from __future__ import annotations

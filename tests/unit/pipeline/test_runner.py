@@ -348,9 +348,18 @@ def test_the_last_run_that_leaves_a_session_stops_it(monkeypatch: pytest.MonkeyP
             later.enter_context(second)
             later.enter_context(third)  # a cell has got it by build_session()
             assert given.take(None, "parquet", {}) is None  # it may be gone when the run comes to it
-            assert given.take(cast("Any", made), "parquet", {}) is made
+            assert given.take(cast("Any", made), "parquet", {}) is None
         assert not stopped
     assert stopped == ["stopped"]
+
+
+def test_a_session_that_was_stopped_since_the_start_of_the_run_is_refused(tmp_path: Path) -> None:
+    """Spark said "Cannot call methods on a stopped SparkContext"."""
+    programs: Any = given_session()
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"), programs)
+    programs.sparkContext._jsc = None
+    with pytest.raises(InitError, match="this Spark session was stopped"), made._session():
+        pass
 
 
 def test_a_run_that_is_to_stop_does_not_start_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
