@@ -148,7 +148,7 @@ class Pipeline(Startable):
             self._catalog = CatalogDatabase(spark, catalog_database, self.warehouse, variants, history_views=history == VIEW)
         self._server: SegmentServer | None = None
         self._serving = ExitStack()
-        """Stops the server when it is closed."""
+        """What the query needs here. It is closed at the query's end."""
         self._replica_interval_s = replica_interval_s
         self._follower: Follower | None = None
         self._history_interval_s = history_interval_s
@@ -368,13 +368,13 @@ class Pipeline(Startable):
         self._error, self._batch_id = None, None
         self._stopping.clear()
         start = self._open()
-        callbacks.watch()
+        batch = self._serving.enter_context(callbacks.taken(self._batch))
         if not self._staging_shared:
             self._server = serve_segments(self.spark, self.staging)
             self._serving.callback(self._server.stop)
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
         reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
-        stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(self._batch)
+        stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(batch)
         fit.tidy_checkpoint(self.checkpoint, self.staging, start)
         return stream.option("checkpointLocation", str(self.checkpoint))
 

@@ -1,4 +1,4 @@
-"""Ends the calls from Spark's JVM to this process once this process can't take them any more. Imports py4j only in `watch`.
+"""Takes the calls from Spark's JVM, and ends them once this process can't take them any more. Imports py4j only in `taken`.
 
 Spark calls Python for each micro-batch. A thread of py4j accepts the connections for these calls. An error ends this thread for
 good:
@@ -13,13 +13,16 @@ Nobody would then answer the JVM, which waits without a limit. Here the socket i
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.limits import limit_hint
 
-__all__ = ["CallsLostError", "failure", "watch"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["CallsLostError", "failure", "taken"]
 
 _MANY_FILES: Final = (
     "this process had more than 1,000 open files when Spark's first stream began: start the stream before they are opened, or "
@@ -33,11 +36,25 @@ class CallsLostError(CdcpipeError):
     """This process can't take calls of Spark's JVM."""
 
 
-def watch() -> None:
-    """Begin to look at py4j's threads. A second call does nothing."""
+@contextmanager
+def taken(function: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Yield what the JVM may call as ``function`` until the end of the context. Look at py4j's threads from now on.
+
+    py4j keeps what it has given to the JVM until Java's garbage collector has the other half, which Spark's query holds. If the
+    function belongs to the object that holds the query, this object and the query would stay for ever.
+    """
     from py4j.java_gateway import server_connection_error
 
-    server_connection_error.connect(_take_error)
+    server_connection_error.connect(_take_error)  # a second call does nothing
+    functions = [function]
+
+    def call(*args: object) -> None:
+        functions[0](*args)
+
+    try:
+        yield call
+    finally:
+        functions.clear()
 
 
 def failure() -> CallsLostError | None:

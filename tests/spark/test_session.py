@@ -1,11 +1,13 @@
 """The log of the session, and a command's message when a disk is full."""
 
+import gc
 import os
 import random
 import resource
 import socket
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,18 @@ def test_a_session_of_another_thread_is_used_and_stays_as_it_is(spark: Any) -> N
         assert thread.submit(given.take, None, "delta", {}).result() is found
     assert found.sparkContext is spark.sparkContext
     assert found.conf.get(key) == spark.conf.get(key) == "2"
+
+
+def test_a_pipeline_that_has_ended_is_let_go(spark: Any, tmp_path: Path) -> None:
+    """A program that began a run each minute kept all of them, with their queries."""
+    log = Log(tmp_path / "staging")
+    log.segment([relation(10, "t", ("id", 23)), Insert(None, 10, (b"1",))])
+    pipeline = Pipeline(spark, log.root, tmp_path / "warehouse")
+    pipeline.process_available()
+    found = weakref.ref(pipeline)
+    del pipeline
+    gc.collect()
+    assert found() is None
 
 
 def test_a_full_disk_is_one_message(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import gc
 import os
 import resource
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -21,8 +23,8 @@ _BEYOND_SELECT = 1024
 def _watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(callbacks, "_error", None)
     receivers = [*server_connection_error.receivers]
-    callbacks.watch()
-    yield
+    with callbacks.taken(lambda: None):
+        yield
     server_connection_error.receivers[:] = receivers
 
 
@@ -91,3 +93,21 @@ def test_a_call_ends_in_a_process_with_a_thousand_open_files() -> None:
 def test_a_server_that_takes_calls_is_no_failure() -> None:
     with _server():
         assert callbacks.failure() is None
+
+
+def test_what_the_jvm_could_call_is_let_go_at_the_end() -> None:
+    """py4j keeps its half until Java has forgotten the query, and a function of the query's owner would keep the query."""
+
+    class Owner:
+        def call(self, batch_id: int) -> None:
+            self.batch_id = batch_id
+
+    owner = Owner()
+    with callbacks.taken(owner.call) as kept_by_py4j:
+        kept_by_py4j(7)
+    assert owner.batch_id == 7
+    found = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert found() is None
+    assert kept_by_py4j is not None
