@@ -11,10 +11,10 @@ __all__ = ["existing"]
 def existing() -> SparkSession | None:
     """Return the active session of this thread, or else the one that another thread has made; None if there is none.
 
-    Waits for a thread that is making one with the builder. Spark's builder would return that one, too, but with our settings in it,
-    as if it had been made here.
+    Waits for a thread that is making one with the builder, or stopping one that a run has made. Spark's builder would return the
+    new one, too, but with our settings in it, as if it had been made here.
     """
-    with SparkSession.Builder._lock:  # noqa: SLF001 - the builder holds it; pyspark shows a context before it can be used
+    with SparkSession.Builder._lock:  # noqa: SLF001 - who makes or stops one holds it; pyspark shows a context before it can be used
         active = SparkSession.getActiveSession()
         if active is not None:
             return active

@@ -266,9 +266,13 @@ def stop(spark: SparkSession) -> None:
     """Stop the application of a session, unless its JVM has ended, or pyspark has stopped it.
 
     With a second stop() pyspark would forget the session that was made in between. The process could use and make none then.
+    Other threads that look for a session, here or with Spark's builder, wait meanwhile: pyspark shows the dying one to the end.
     """
+    from pyspark.sql import SparkSession
+
     if not jvm.has_ended(0) and not _was_stopped_here(spark):
-        spark.stop()
+        with SparkSession.Builder._lock:  # noqa: SLF001 - `existing` and the builder take it
+            spark.stop()
 
 
 def _was_stopped_here(spark: SparkSession) -> bool:

@@ -152,6 +152,24 @@ def test_a_run_does_not_take_the_session_that_the_last_run_is_stopping(monkeypat
     assert taken == [None]
 
 
+def test_a_session_that_the_last_run_is_stopping_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this second, `build_session` said that the session was stopped, and Spark's builder failed with an AttributeError."""
+    Builder(monkeypatch).getOrCreate()
+    stopping, made, found = TellingLock(), given_session(), list[Future[Any]]()
+    monkeypatch.setattr("pyspark.sql.SparkSession.Builder._lock", stopping)
+
+    def stop() -> None:
+        found.append(threads.submit(existing))
+        found[0].add_done_callback(lambda _: stopping.has_waiter.set())
+        assert stopping.has_waiter.wait(DEADLINE_S)
+        monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)  # at its end, as pyspark
+
+    made.stop = stop
+    with ThreadPoolExecutor(1) as threads:
+        session.stop(cast("Any", made))
+        assert found[0].result() is None
+
+
 def test_a_session_that_a_program_makes_while_the_jvm_starts_stays_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run stopped it at its end."""
     builder = Builder(monkeypatch)
