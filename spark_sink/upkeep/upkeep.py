@@ -43,6 +43,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, Struc
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.threads import Worker
+from cdcpipe.units import few, format_duration
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.delta.compaction import compact
@@ -52,14 +53,14 @@ from spark_sink.delta.rows import UnsupportedError
 from spark_sink.delta.schema import INDEXED_COLUMNS
 from spark_sink.delta.unused_files import is_unfinished, unused_files
 from spark_sink.files import clock, places
-from spark_sink.schema.table import NO_COPIES
+from spark_sink.schema.table import NO_COPIES, has_key
 from spark_sink.spark import session
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
 from spark_sink.upkeep.recorded_times import HISTORIES, PURGE, RecordedTimes, places_of, vacuum_interval_s, vacuum_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -89,6 +90,10 @@ _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, Varia
 _SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 3600.0
 """The longest pause before upkeep checks again whether VACUUM is due and whether logs are too long."""
+_LOSING = (
+    "--keep-changelog removes the rows of these tables once they are %s old, copied ones, too, and no other table has them, because"
+    " without a key there is no replica: %s"
+)
 
 
 class Upkeep:
@@ -127,6 +132,8 @@ class Upkeep:
         self._states: dict[Path, TableState | None] = {}
         self._refusing: set[Path] = set()
         """The tables to which only Spark can write, and that were named already."""
+        self._named: set[tuple[str, Table]] = set()
+        """The tables that each warning has named."""
         self._times = RecordedTimes(warehouse)
         settings = {
             "spark.databricks.delta.optimize.minFileSize": _LARGE_BYTES,
@@ -285,8 +292,11 @@ class Upkeep:
 
     def _purge(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         """Purge the changelogs once a day. Raises InterruptedError for a stop: then the next start goes on with it."""
-        if self._times.is_due(PURGE) and self._warehouse.source().position is not None:
-            purge.purge(self._spark, self._warehouse.root, self._before(age_s), is_stopping=is_stopping)
+        house = self._warehouse
+        if self._times.is_due(PURGE) and house.source().position is not None:
+            keyless = [table for table in house.tables() if house.has_changelog(table) and not has_key(house.versions(table))]
+            self._name(_LOSING, keyless, age_s)
+            purge.purge(self._spark, house.root, self._before(age_s), is_stopping=is_stopping)
             self._times.record(PURGE)
 
     def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
@@ -294,6 +304,13 @@ class Upkeep:
         if self._times.is_due(HISTORIES):
             purge.purge_histories(self._spark, self._warehouse, self._lock, self._before(age_s), is_stopping)
             self._times.record(HISTORIES)
+
+    def _name(self, text: str, tables: Collection[Table], age_s: float) -> None:
+        """Log a warning with the tables that it has not named yet."""
+        names = sorted(str(table) for table in tables if (text, table) not in self._named)
+        if names:
+            self._named.update((text, table) for table in tables)
+            _logger.warning(text, format_duration(age_s), few(names))
 
 
 def _compact(path: Path, size: int, right: Right, is_stopping: Callable[[], bool]) -> bool:

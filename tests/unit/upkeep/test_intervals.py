@@ -9,10 +9,11 @@ import pytest
 
 from spark_sink.schema.table import Table
 from spark_sink.upkeep import purge, upkeep
+from spark_sink.upkeep.recorded_times import RecordedTimes
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.descriptions import ID, version
+from support.descriptions import ID, NONE, version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,3 +95,26 @@ def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start
     assert purged == [*tables[:1], *tables]
     take_care(lambda: False)
     assert purged == [*tables[:1], *tables]
+
+
+def test_a_purge_by_age_names_whose_rows_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows of a table without a key went without a word."""
+    house, fruit, log = Warehouse(tmp_path, "delta"), Table("public", "fruit"), Table("public", "log")
+    (tmp_path / "_cdcpipe").mkdir()
+    for table, key in ((fruit, ID), (log, NONE)):
+        house.write_versions(table, [version(0, 0, key)])
+    monkeypatch.setattr(purge, "purge", lambda *_, **__: [])
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    monkeypatch.setattr(Warehouse, "has_changelog", lambda *_: True)
+    monkeypatch.setattr(Warehouse, "source", lambda _: Mock())
+    care = Upkeep(
+        Mock(), house, TableLock(tmp_path), optimize_interval_s=None, vacuum_retention_s=None, keep_changelog_s=86400 * 30
+    )
+    monkeypatch.setattr(RecordedTimes, "is_due", lambda *_: True)
+    care.run()
+    care.run()  # it names each table once
+    [losing] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert losing.startswith("--keep-changelog removes the rows of these tables once they are 30 days old, ")
+    assert losing.endswith(": public.log")
