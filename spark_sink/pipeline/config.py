@@ -182,7 +182,7 @@ class RunConfig:
             )
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a text for each option that does nothing beside the others."""
+        """Yield a text for each option that does nothing, or nothing for long, beside the others."""
         form = self.house().format
         if self.widen == "yes" and not form.widens_columns:
             yield f"--widen yes has no effect with {form.name} tables: the new values of a wider column go to another column"
@@ -194,6 +194,12 @@ class RunConfig:
             yield "--heal-tables has no effect while healing is off"
         if self.history != "table" and self.history_interval_s != _HISTORY_INTERVAL_S:
             yield "--history-interval has no effect without --history table"
+        is_seldom = self.history == "table" and self.history_interval_s == 0 and not self.launcher.available_now
+        if self.keep_changelog_s is not None and is_seldom:
+            yield (
+                "--keep-changelog removes no changes from after the start with --history-interval 0, because the histories lack"
+                " them until the end"
+            )
 
     def house(self) -> Warehouse:
         """Return the warehouse, with the choices of these options."""

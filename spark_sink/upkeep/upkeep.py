@@ -94,6 +94,10 @@ _LOSING = (
     "--keep-changelog removes the rows of these tables once they are %s old, copied ones, too, and no other table has them, because"
     " without a key there is no replica: %s"
 )
+_KEEPING = (
+    "changes that are older than %s stay in the changelogs of these tables, because a replica or a stored history does not have"
+    " them; cdcpipe-spark purge --dry-run says which: %s"
+)
 
 
 class Upkeep:
@@ -296,8 +300,9 @@ class Upkeep:
         if self._times.is_due(PURGE) and house.source().position is not None:
             keyless = [table for table in house.tables() if house.has_changelog(table) and not has_key(house.versions(table))]
             self._name(_LOSING, keyless, age_s)
-            purge.purge(self._spark, house.root, self._before(age_s), is_stopping=is_stopping)
+            purged = purge.purge(self._spark, house.root, self._before(age_s), is_stopping=is_stopping)
             self._times.record(PURGE)
+            self._name(_KEEPING, [each.table for each in purged if each.kept], age_s)
 
     def _purge_histories(self, age_s: float, is_stopping: Callable[[], bool]) -> None:
         """Do the same with the histories."""

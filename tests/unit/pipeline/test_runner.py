@@ -132,6 +132,8 @@ def test_options_that_exclude_each_other_are_refused(tmp_path: Path, options: di
         ({"cluster_replicas": True, "optimize_interval_s": None}, ["--cluster-replicas"]),
         ({"snapshot": "never", "heal_tables": 4}, ["--heal-tables"]),
         ({"history_interval_s": 5}, ["--history-interval"]),
+        ({"history": "table", "history_interval_s": 0, "keep_changelog_s": 86400}, ["--keep-changelog"]),
+        ({"history": "table", "history_interval_s": 0}, []),
     ],
 )
 def test_options_without_effect_are_named(tmp_path: Path, options: dict[str, Any], names: list[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from spark_sink.schema.table import Table
 from spark_sink.upkeep import purge, upkeep
+from spark_sink.upkeep.purge import Purged
 from spark_sink.upkeep.recorded_times import RecordedTimes
 from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock
@@ -97,15 +98,16 @@ def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start
     assert purged == [*tables[:1], *tables]
 
 
-def test_a_purge_by_age_names_whose_rows_go(
+def test_a_purge_by_age_names_whose_rows_go_and_whose_changes_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rows of a table without a key went without a word."""
+    """The rows of a table without a key went without a word, and so did the changes that a history kept for ever."""
     house, fruit, log = Warehouse(tmp_path, "delta"), Table("public", "fruit"), Table("public", "log")
     (tmp_path / "_cdcpipe").mkdir()
     for table, key in ((fruit, ID), (log, NONE)):
         house.write_versions(table, [version(0, 0, key)])
-    monkeypatch.setattr(purge, "purge", lambda *_, **__: [])
+    kept = [Purged(fruit, 0, 12, "the history is at 0/7"), Purged(log, 5)]
+    monkeypatch.setattr(purge, "purge", lambda *_, **__: kept)
     monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
     monkeypatch.setattr(Warehouse, "has_changelog", lambda *_: True)
     monkeypatch.setattr(Warehouse, "source", lambda _: Mock())
@@ -115,6 +117,8 @@ def test_a_purge_by_age_names_whose_rows_go(
     monkeypatch.setattr(RecordedTimes, "is_due", lambda *_: True)
     care.run()
     care.run()  # it names each table once
-    [losing] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    losing, keeping = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert losing.startswith("--keep-changelog removes the rows of these tables once they are 30 days old, ")
     assert losing.endswith(": public.log")
+    assert keeping.startswith("changes that are older than 30 days stay in the changelogs of these tables, ")
+    assert keeping.endswith(": public.fruit")
