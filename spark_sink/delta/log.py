@@ -117,6 +117,8 @@ class TableState:
     """The number of rows; None if a file has no statistics."""
     sizes: tuple[int, ...]
     """The size of each file in bytes."""
+    is_clustered: bool = False
+    """Whether OPTIMIZE sorts the table."""
 
     @property
     def files(self) -> int:
@@ -308,6 +310,7 @@ def read_table(path: Path, known: TableState | None = None, logs: LogCache | Non
             written_ms=log.written_ms,
             rows=None if None in counts else sum(count for count in counts if count is not None),
             sizes=tuple(int(file["size"]) for file in log.files),
+            is_clustered=bool(log.clustering),
         )
 
 

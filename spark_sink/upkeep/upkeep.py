@@ -219,14 +219,17 @@ class Upkeep:
 
     def _optimize(self, table: Table, path: Path, right: Right, is_stopping: Callable[[], bool]) -> None:
         state = self._states[path] = delta_log.read_table(path, self._states.get(path), self._warehouse.logs)
-        is_clustered = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
-        large = _CLUSTERED_BYTES if is_clustered else _LARGE_BYTES
-        if state is None or state.small_files(large) <= _MOST_SMALL_FILES:
+        if state is None:
+            return
+        sorts = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
+        # A table that was sorted before, or by its user, has files of that size, and OPTIMIZE goes on to sort it.
+        large = _CLUSTERED_BYTES if sorts or state.is_clustered else _LARGE_BYTES
+        if state.small_files(large) <= _MOST_SMALL_FILES:
             return
         started = time.monotonic()
         if path != self._warehouse.changelog(table) or not _compact(path, large, right, is_stopping):
             with right():
-                files = self._cluster(table, path) if is_clustered else ""
+                files = self._cluster(table, path) if sorts else ""
                 self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
                 self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
         _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)

@@ -249,6 +249,9 @@ def test_a_clustered_table_is_written_anew_only_for_another_key(
         care.run()
         operations = spark.sql(f"DESCRIBE HISTORY {delta.table_name(path)}").where("operation = 'CLUSTER BY'")
         assert operations.count() == 1
+    assert state(path).is_clustered
+    spark.sql(f"ALTER TABLE {delta.table_name(path)} CLUSTER BY NONE")
+    assert not state(path).is_clustered
 
 
 def test_nothing_is_done_where_nothing_is_asked_for(

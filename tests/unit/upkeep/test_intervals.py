@@ -7,6 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from spark_sink.delta import log as delta_log
+from spark_sink.delta.log import TableState
 from spark_sink.schema.table import Table
 from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.purge import Purged
@@ -72,6 +74,21 @@ def test_files_are_compacted_once_in_the_interval(
     care._run()
     for what, times in (("looked", looked), ("compacted", compacted)):
         assert [at for kind, at in found if kind == what] == times
+
+
+@pytest.mark.parametrize(("small", "statements"), [(16, 0), (17, 1)])
+def test_a_replica_that_was_sorted_once_has_many_files_of_the_size_that_sorting_makes(
+    small: int, statements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --cluster-replicas all of these counted as small, and each look sorted up to 2 GiB anew."""
+    house, table, spark = Warehouse(tmp_path, "delta"), Table("public", "fruit"), Mock()
+    state = TableState(7, 7, 0, None, (32 << 20,) * 100 + (1 << 20,) * small, is_clustered=True)
+    monkeypatch.setattr(upkeep, "places_of", lambda _: [(table, house.replica(table))])
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    monkeypatch.setattr(delta_log, "read_table", lambda *_: state)
+    monkeypatch.setattr(delta_log, "is_long", lambda _: False)
+    Upkeep(spark, house, TableLock(tmp_path), optimize_interval_s=3600.0, vacuum_retention_s=None).run()
+    assert spark.sql.call_count == statements
 
 
 def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start(
