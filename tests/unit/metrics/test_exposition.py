@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from postgres import free_port
+from ports import free_port
 
 from cdcpipe import exposition, logs
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError

@@ -124,7 +124,14 @@ def test_before_a_gap_to_another_server_its_oids_tell_nothing(house: Warehouse, 
     monkeypatch.setattr("spark_sink.snapshot.catalog_look.list_epochs", lambda _: [epoch])
     described: dict[str, Any] = {"relation_id": LEAF, "schema": "public", "name": "another", "columns": [{"name": "id"}]}
     described |= {"primary_key": ["id"], "replica_identity": "d", "published_by": [7], "operations": ["insert"], "parts": []}
-    answer = SimpleNamespace(system_id="8", timeline=epoch.timeline, timeline_began_at={}, wal_lsn=9000, tables=(described,))
+    answer = SimpleNamespace(
+        system_id="8",
+        timeline=epoch.timeline,
+        timeline_began_at={},
+        wal_lsn=9000,
+        tables=(described,),
+        check_left_out=lambda _: None,
+    )
     monkeypatch.setattr(publication, "look", lambda *_: answer)
     for _ in range(2):
         assert CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
@@ -230,7 +237,7 @@ def test_the_looks_of_a_run_carry_the_names(house: Warehouse, monkeypatch: pytes
     answers = [tables((ROOT, "orders", [LEAF, OTHER])), tables((ROOT, "orders", [OTHER]), (LEAF, "leaf", [LEAF]))]
 
     def answer(*_: Any) -> Any:
-        return SimpleNamespace(system_id="7123", wal_lsn=200, tables=answers.pop(0))
+        return SimpleNamespace(system_id="7123", wal_lsn=200, tables=answers.pop(0), check_left_out=lambda _: None)
 
     monkeypatch.setattr(publication, "look", answer)
     for _ in range(2):
