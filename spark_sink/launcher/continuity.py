@@ -70,7 +70,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class FedTables:
-    """A warehouse that is fed from the log: its name, its source, and its position."""
+    """A warehouse that is fed from the log: its name, its source, and its position.
+
+    Tables without a position that need a log from before this one's beginning have that of their oldest copy. In an epoch that is
+    not known, its number is 0.
+    """
 
     name: str
     system_id: str
@@ -86,6 +90,11 @@ class FedTables:
     """The timeline of the position; 0 if it is not known, because an older version has recorded the position."""
     timeline_began_lsn: int = 0
     """Where that timeline branched off the one before; 0 on the first timeline, and if it is not known."""
+
+    @property
+    def at(self) -> str:
+        """The position, for messages."""
+        return str(self.position) if self.position.epoch else f"{format_lsn(self.position.lsn)} (their oldest copy)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +193,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         return Verdict(gap, account_lsn, resume_lsn=resume_lsn)
     if log.tables is not None and _is_before(log, log.tables):
         cause = (
-            f"the tables are at {log.tables.position}, but the log begins at {format_lsn(log.begin_lsn)}: their log was lost,"
+            f"the tables are at {log.tables.at}, but the log begins at {format_lsn(log.begin_lsn)}: their log was lost,"
             " and this one was begun without them"
         )
         gap = Gap(log.tables.position.lsn, cause, 0.0, now)
@@ -365,7 +374,7 @@ def check_tables(tables: FedTables, system_id: str, database: str | None, *, is_
 
 
 def _lost_log(tables: FedTables, slot: str, now: float) -> Gap:
-    cause = f"the tables in {tables.name} are at {tables.position}; {_their_log(tables)} is not there, and {slot}"
+    cause = f"the tables in {tables.name} are at {tables.at}; {_their_log(tables)} is not there, and {slot}"
     return Gap(tables.position.lsn, cause, 0.0, now)
 
 

@@ -331,7 +331,7 @@ class Opening:
             recorded_gap.record(root, known_gap)
         verdict = judge_lost_log(tables, prepared, self._config.accept_system_id, self._read_copied_lsn(), now, known_gap)
         if verdict.gap is None:
-            log, at = tables.staging or "the log", tables.position
+            log, at = tables.staging or "the log", tables.at
             _logger.warning("%s is not there any more: a new log begins at %s, where the tables in %s are", log, at, tables.name)
         return verdict
 

@@ -18,8 +18,19 @@ from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, NO_COPIES, copies_until
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.source.offsets import discard, next_range, tidy
-from spark_sink.staging.log import StagingError, epoch_numbers, former_system_ids, left_lsn, list_epochs, list_segments, log_end
+from spark_sink.staging.log import (
+    StagingError,
+    begin_lsn,
+    epoch_numbers,
+    former_system_ids,
+    left_lsn,
+    list_epochs,
+    list_segments,
+    log_end,
+    passing_lsn,
+)
 from spark_sink.warehouse import gaps, published_tables, purged_changes
+from spark_sink.warehouse.belonging import oldest_copy_lsn
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun
@@ -137,24 +148,23 @@ def first_position(house: Warehouse, staging: Path, start: Position, removed: Po
     """Return the position at which a new warehouse begins: the beginning of the log, ``start``, if it is still there.
 
     If the first segments were removed, the tables need a copy of their rows: an initial snapshot, which is later than these. Raises
-    WarehouseError if none was taken, or if a copy is older: then the tables would lack the changes between.
+    WarehouseError if none was taken, or if the log begins after a copy: then the tables would lack the changes between. A log that
+    was lost begins anew.
     """
-    if removed is None:
-        return start
-    if not is_begun(house):
+    epochs = list_epochs(staging)
+    if removed is not None and not is_begun(house):
         raise WarehouseError(
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",
         )
-    copies = (copies_until(versions) for versions in house.all_versions().values())
-    oldest = min((max(lsns) for lsns in copies if lsns), default=removed.lsn)
-    if oldest < removed.lsn:
+    begin, oldest = begin_lsn(staging, epochs), oldest_copy_lsn(house)
+    if oldest is not None and oldest < begin and passing_lsn(epochs, oldest, begin) is None:
         raise WarehouseError(
             f"{house.name} has copies of its tables from {format_lsn(oldest)}, but the log in {staging} goes back only to"
-            f" {removed}: the changes between were removed",
-            hint="move this warehouse away, and let run begin the tables anew with a copy of their rows: --snapshot initial",
+            f" {format_lsn(begin)}: it lacks the changes between",
+            hint="run --on-gap resnapshot copies the tables anew",
         )
-    return removed
+    return removed or start
 
 
 def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | None]:

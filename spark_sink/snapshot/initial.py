@@ -35,7 +35,7 @@ from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
-from spark_sink.warehouse.belonging import record_staging
+from spark_sink.warehouse.belonging import goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.initial_copy import is_unfinished, path_in
@@ -161,6 +161,10 @@ class InitialSnapshot(Snapshot):
         if self.warehouse.exists and has_log(self.config.staging) and published_tables.read(self.warehouse) is not None:
             look_before_copies(self.config, self.warehouse, is_stopping)
         export = super()._take(is_stopping)
+        if export.is_left_over and not goes_back_to(self.config.staging, export.consistent_point):
+            _logger.info("the log does not go back to the snapshot of the earlier run")
+            self._release(is_done=True)
+            export = super()._take(is_stopping)
         if not self.warehouse.exists:
             # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
             # a run with --available-now copies without its launcher, which had the other lock.

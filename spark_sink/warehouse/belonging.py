@@ -15,14 +15,23 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.schema.table import copies_until
-from spark_sink.staging.log import Position, has_log, list_epochs, log_end, removed_position
+from spark_sink.staging.log import Position, begin_lsn, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["check_belonging", "copied_lsn", "fed_tables", "keep_segments", "record_staging", "register_copies"]
+__all__ = [
+    "check_belonging",
+    "copied_lsn",
+    "fed_tables",
+    "goes_back_to",
+    "keep_segments",
+    "oldest_copy_lsn",
+    "record_staging",
+    "register_copies",
+]
 
 _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 """The folders of a warehouse: no place for a staging directory."""
@@ -57,23 +66,46 @@ def record_staging(house: Warehouse, staging: Path) -> None:
 
 
 def fed_tables(house: Warehouse, staging: Path) -> FedTables | None:
-    """Return what the launcher needs to know of the tables; None if they have no position yet."""
+    """Return what the launcher needs to know of the tables; None if it has to know nothing of them.
+
+    They have no position until all of them are copied. Until then, those that are copied need all changes since their copies. So
+    if the log does not have these, because it was lost and perhaps begun anew, the oldest copy counts as the position.
+    """
     source = house.source() if house.exists else None
-    if source is None or source.position is None:
+    if source is None:
         return None
-    reached = read_readers(staging).get(READER)
-    reached_lsn = 0 if reached is None else reached.lsn
+    position, token, reached_lsn = source.position, source.epoch_token, 0
+    if position is None:
+        oldest_lsn = oldest_copy_lsn(house)
+        if oldest_lsn is None or goes_back_to(staging, oldest_lsn):
+            return None
+        epochs = list_epochs(staging) if has_log(staging) else []
+        numbers = [epoch.number for epoch in epochs if epoch.start_lsn <= oldest_lsn]
+        position, token = Position(max(numbers, default=0), oldest_lsn), ""
+    elif (reached := read_readers(staging).get(READER)) is not None:
+        reached_lsn = reached.lsn
     return FedTables(
         house.name,
         source.system_id,
         source.database,
         source.staging,
-        source.position,
-        source.epoch_token,
+        position,
+        token,
         reached_lsn,
         source.timeline,
         source.timeline_began_lsn,
     )
+
+
+def goes_back_to(staging: Path, lsn: int) -> bool:
+    """Tell whether there is a log, and it has all changes after ``lsn`` but those in its gaps."""
+    return has_log(staging) and begin_lsn(staging, list_epochs(staging)) <= lsn
+
+
+def oldest_copy_lsn(house: Warehouse) -> int | None:
+    """Return the LSN of the newest copy of the table whose newest copy is the oldest; None without copies. Reads all versions."""
+    copies = (copies_until(versions) for versions in house.all_versions().values())
+    return min((max(each) for each in copies if each), default=None)
 
 
 def copied_lsn(house: Warehouse) -> int:

@@ -125,7 +125,7 @@ class Source:
     epoch_token: str = ""
     """The token of the epoch in ``position`` (staging/log.py); empty if it is not recorded."""
     timeline: int = 0
-    """The server's timeline in that epoch; 0 if it is not recorded, as by older versions."""
+    """The server's timeline in that epoch, or without a position in the first one; 0 if an older version did not record it."""
     timeline_began_lsn: int = 0
     """Where that timeline branched off the one before; 0 on the first timeline, and if it is not recorded."""
 
@@ -354,6 +354,7 @@ class Warehouse:
                         hint="restore that file, or give an empty directory as warehouse",
                     )
             make_directory(self.identity_path.parent)
+            facts |= _of_epoch(epoch)  # until there is a position: no copy is on an earlier timeline
             write_json(
                 self.identity_path,
                 {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types, **identity, **facts},

@@ -1,6 +1,7 @@
 """`run --on-gap resnapshot`: after a gap all tables are copied anew, and what is not known is refused."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -14,6 +15,8 @@ import pytest
 import spark_sink
 from cdcpipe.errors import GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from spark_sink.client.exported import SnapshotError
+from spark_sink.snapshot import copy
 from spark_sink.staging.log import log_end
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
@@ -74,18 +77,22 @@ class Shop:
 
 
 @pytest.fixture
-def shop(spark: Any, database: postgres.Database, tmp_path: Path) -> Any:
+def new_shop(spark: Any, database: postgres.Database, tmp_path: Path) -> Any:
     with database.connect() as connection:
         for table in ("kept", "quiet"):
             connection.execute(f"create table {table} (id int primary key, v text)")
             connection.execute(f"insert into {table} select n, 'copied' from generate_series(1, 4) n")
         connection.execute("create publication p for table kept, quiet")
-        made = Shop(spark, database, connection, tmp_path)
-        made.run()
-        made.execute("insert into kept values (10, 'streamed')", "delete from quiet where id = 4")
-        made.run()
-        made.check()
-        yield made
+        yield Shop(spark, database, connection, tmp_path)
+
+
+@pytest.fixture
+def shop(new_shop: Shop) -> Shop:
+    new_shop.run()
+    new_shop.execute("insert into kept values (10, 'streamed')", "delete from quiet where id = 4")
+    new_shop.run()
+    new_shop.check()
+    return new_shop
 
 
 def advance(shop: Shop) -> None:
@@ -292,6 +299,42 @@ def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> Non
     assert shop.value(f"select count(*) from pg_replication_slots where slot_name = '{shop.slot}'") == 0
     shop.run(on_gap="resnapshot")
     shop.check()
+
+
+@pytest.fixture
+def half_copied(new_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """Return a shop whose first run has copied ``kept`` and was killed. Its launcher had landed and confirmed later changes."""
+    real, is_copied = copy.copy_table, threading.Event()
+
+    def copy_kept(copying: Any, plan: Any, table: Any) -> int:
+        if table.name == "quiet":
+            assert is_copied.wait(SPARK_DEADLINE_S)
+            raise SnapshotError("killed")
+        count = real(copying, plan, table)
+        is_copied.set()
+        return count
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copy, "copy_table", copy_kept)
+        with pytest.raises(CdcpipeError, match="killed"):
+            new_shop.run()
+    assert [table.name for table in Warehouse.existing(new_shop.warehouse).tables()] == ["kept"]
+    new_shop.execute("update kept set v = 'in the log' where id = 1", "update quiet set v = 'in the log' where id = 1")
+    with spark_sink.Launcher(new_shop.config.launcher) as launcher:
+        assert launcher.wait(SPARK_DEADLINE_S)
+    return new_shop
+
+
+def test_a_staging_directory_that_is_lost_before_all_tables_are_copied(half_copied: Shop) -> None:
+    """The tables had no position, so the new log was taken for their first one: what was copied lacked the changes in between."""
+    shop = half_copied
+    shutil.rmtree(shop.staging)
+    for _ in range(2):
+        with pytest.raises(GapError, match=r"are at .* \(their oldest copy\); their log, .*, is not there, and the slot is at"):
+            shop.run()
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    go_on(shop, 41, 42)
 
 
 def test_a_log_that_was_begun_without_the_tables(shop: Shop) -> None:

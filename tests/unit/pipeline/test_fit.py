@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from cdcpipe.lsn import format_lsn
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.files import places
+from spark_sink.files.local import write_json
 from spark_sink.pipeline import fit
 from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_segments
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.warehouse import purged_changes
@@ -26,6 +29,7 @@ from spark_sink.warehouse.wanted_copies import SET_BACK, waiting, waits_for
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.segments import Log
+from support.staged import make_epoch
 
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
@@ -166,20 +170,33 @@ def test_a_changelog_that_has_gone_with_a_copy_is_an_error(house: Warehouse) -> 
         fit.check_tables(house, Position(1, 40))
 
 
-@pytest.mark.parametrize(("removed", "is_refused"), [(0x250, False), (0x400, True)])
-def test_the_log_of_a_new_warehouse_has_all_changes_since_its_copies(house: Warehouse, removed: int, is_refused: bool) -> None:
-    path, start = house.root / "_cdcpipe/snapshot.json", Position(1, 0x100)
+@pytest.mark.parametrize(
+    ("start", "removed", "is_refused"),
+    [
+        (0x100, 0, False),
+        (0x100, 0x250, False),
+        (0x100, 0x400, True),
+        (0x250, 0, False),
+        (0x260, 0, True),  # begun after the staging directory was lost
+    ],
+)
+def test_the_log_of_a_new_warehouse_has_all_changes_since_its_copies(
+    house: Warehouse, tmp_path: Path, start: int, removed: int, is_refused: bool
+) -> None:
+    path, staging = house.root / "_cdcpipe/snapshot.json", tmp_path / "staging"
+    make_epoch(staging, 1, start)
+    if removed:
+        write_json(staging / "removed.json", {"position": f"1:{format_lsn(removed)}"})
+    reached = Position(1, removed) if removed else None
     path.write_text(json.dumps({"version": 1, "slot": "slot", "is_complete": True}))
     copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in (0x200, 0x250)]
     house.write_versions(FRUIT, copies)
     house.write_versions(Table("public", "empty"), [version(0, 0, ID)])
-    assert fit.first_position(house, house.root, start, None) == start
-    if not is_refused:
-        assert fit.first_position(house, house.root, start, Position(1, removed)) == (1, removed)
-        return
-    with pytest.raises(WarehouseError, match=r"copies of its tables from 0/250, .* goes back only to 1:0/400") as caught:
-        fit.first_position(house, house.root, start, Position(1, removed))
-    assert "--snapshot initial" in (caught.value.hint or "")
+    if is_refused:
+        with pytest.raises(WarehouseError, match=rf"copies of its tables from 0/250, .* goes back only to 0/{removed or start:X}"):
+            fit.first_position(house, staging, Position(1, start), reached)
+        make_epoch(staging, 2, 0x500, gap=Gap(0x250, "their log was lost", 1.0, 2.0).to_json())  # run copies them anew
+    assert fit.first_position(house, staging, Position(1, start), reached) == (1, removed or start)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from support.doctor_facts import ASKED, NEW, facts, server, slot
 from support.pgoutput_build import build
 from support.segments import Log, describe_epoch, relation
 from support.small_pipeline import make_pipeline
+from support.staged import make_epoch
 
 
 @pytest.fixture
@@ -363,3 +364,25 @@ def test_what_the_launcher_knows_of_the_tables(made: Path) -> None:
         copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
         house.write_versions(Table("public", name), [*copies, version(400, 0, ID)])
     assert copied_lsn(house) == 300
+
+
+def test_tables_whose_first_copy_is_not_finished_need_the_log_since_their_oldest_copy(made: Path) -> None:
+    """They have no position yet. The launcher took a new log that begins later for their first one, and they lacked the changes."""
+    house, staging = Warehouse(made / "new", "delta"), made / "lost"
+    house.open(Epoch(1, "7", 2, "db", "s", ("p",), {}, 0x200, timeline_began_lsn=0x150, token="abc"))
+    assert fed_tables(house, staging) is doctor.begun(staging, made / "new", "delta") is None
+    for name, lsns in ("a", (0x100, 0x300)), ("b", (0x280,)), ("c", ()):
+        copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
+        house.write_versions(Table("public", name), copies or [version(0x250, 0, ID)])
+    assert doctor.begun(staging, made / "new", "delta") == doctor.Begun(house.name, "7")
+    tables = fed_tables(house, staging)
+    assert tables is not None
+    assert (tables.position, tables.reached_lsn, tables.timeline, tables.epoch_token) == ((0, 0x280), 0, 2, "")
+    assert tables.at == "0/280 (their oldest copy)"
+    for start_lsn, removed, position in (0x290, None, (0, 0x280)), (0x280, None, None), (0x200, 0x290, (5, 0x280)):
+        make_epoch(staging, 5, start_lsn)  # by `land`
+        if removed is not None:
+            write_json(staging / "removed.json", {"position": f"5:{format_lsn(removed)}"})
+        tables = fed_tables(house, staging)
+        assert (None if tables is None else tables.position) == position
+        shutil.rmtree(staging)
