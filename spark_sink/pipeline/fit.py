@@ -147,12 +147,15 @@ _OLDER_STAGING = "restore the newer copy of the staging directory; without one, 
 def first_position(house: Warehouse, staging: Path, start: Position, removed: Position | None) -> Position:
     """Return the position at which a new warehouse begins: the beginning of the log, ``start``, if it is still there.
 
-    If the first segments were removed, the tables need a copy of their rows: an initial snapshot, which is later than these. Raises
-    WarehouseError if none was taken, or if the log begins after a copy: then the tables would lack the changes between. A log that
-    was lost begins anew.
+    If the first segments were removed, the tables need a copy of their rows: an initial snapshot, which is later than these. After
+    a gap in the log, run copies all of them, so they may also begin there. Raises WarehouseError if neither is so, or if the log
+    begins after a copy: then the tables would lack the changes between. A log that was lost begins anew.
     """
     epochs = list_epochs(staging)
     if removed is not None and not is_begun(house):
+        behind_gaps = [epoch.start for epoch in epochs if epoch.gap is not None and epoch.start_lsn >= removed.lsn]
+        if behind_gaps:
+            return behind_gaps[-1]
         raise WarehouseError(
             f"{house.name} is new, and the log in {staging} does not go back to its beginning",
             hint="restore the warehouse; or let run copy the tables anew: --snapshot initial",

@@ -23,6 +23,7 @@ from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import former_system_ids
 from spark_sink.warehouse import gaps
 
@@ -103,6 +104,7 @@ class GapSnapshot(Snapshot):
 
     def _finish(self) -> None:
         gaps.record_healed(self.warehouse, self._gap_end_lsn)
+        InitialSnapshot(self.config, self.warehouse).end()  # while it counts as unfinished, no table can be copied alone
 
 
 def in_words(copies: SnapshotProgress) -> str:

@@ -1,13 +1,16 @@
 """The initial snapshot: copies the rows that the tables had before the stream's first change into changelog and replica.
 
     snapshot = InitialSnapshot(config, warehouse)
-    snapshot.prepare(lambda: False)         # call it before the launcher starts: it creates the slot if there is none
+    snapshot.prepare(lambda: False)         # call it before the launcher starts: it creates the slot of a new pipeline
     if snapshot.is_needed:
         snapshot.start(spark, staging)      # returns at once
         snapshot.wait()
 
 If `prepare` creates the slot, the snapshot has the position of the slot's beginning. For a slot that exists, it has a later one, at
 which the changelogs begin.
+
+If a pipeline that has begun has no slot any more, changes are missing. Only the launcher may make another slot, because it judges
+that (launcher/continuity.py). After the gap every table is copied anyway (gap.py), and so the initial snapshot is left out.
 
 After a crash, the tables that are in the warehouse count as finished. While the server still holds the snapshot, the next run goes
 on with the unfinished tables where their copies ended. Once the server holds it no longer, the next run copies them from the
@@ -35,7 +38,7 @@ from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
 from spark_sink.warehouse import published_tables, wanted_copies
-from spark_sink.warehouse.belonging import goes_back_to, record_staging
+from spark_sink.warehouse.belonging import fed_tables, goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
 from spark_sink.warehouse.initial_copy import is_unfinished, path_in
@@ -80,7 +83,7 @@ class InitialSnapshot(Snapshot):
         """The contents of snapshot.json that this process has read, or written."""
 
     def prepare(self, is_stopping: Callable[[], bool]) -> None:
-        """Find out whether there is something to copy. If so, export the snapshot, which may create the slot.
+        """Find out whether there is something to copy. If so, export the snapshot, which creates the slot of a new pipeline.
 
         The caller holds the lock of the staging directory, because this writes in the warehouse. Returns early once ``is_stopping``
         is True; there is nothing to copy then.
@@ -96,13 +99,11 @@ class InitialSnapshot(Snapshot):
             )
         if self._mode == "never" or (found is not None and found["is_complete"]):
             return
-        if found is None:
-            try:
-                if self._mode is None and not self._begins(is_stopping):
-                    return
-            except InterruptedError:
-                return
+        if found is None and self._mode is None and not self._begins():
+            return
         try:
+            if self._has_lost_slot(is_stopping):
+                return
             self._take(is_stopping)
         except InterruptedError:
             return
@@ -124,6 +125,20 @@ class InitialSnapshot(Snapshot):
         self._note(is_complete=True)
         self._drop_left()
 
+    def end(self) -> None:
+        """End an unfinished snapshot: the copies after a gap have taken its place."""
+        if is_unfinished(self.warehouse):
+            self._note(is_complete=True)
+            self._drop_left()
+
+    def _has_lost_slot(self, is_stopping: Callable[[], bool]) -> bool:
+        """Tell whether a pipeline that has begun has no slot any more. From now on, none is created for such a pipeline."""
+        staging = self.config.staging
+        if not has_log(staging) and fed_tables(self.warehouse, staging) is None:
+            return False
+        self.config = replace(self.config, create_slot=False)
+        return not slot_exists(self.config, is_stopping)
+
     def _is_without_slot(self, refusal: CdcpipeError, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether it is certain that there is no slot after this error."""
         if isinstance(refusal, (InvalidArgumentsError, UnreachableError)):
@@ -133,7 +148,7 @@ class InitialSnapshot(Snapshot):
         except (CdcpipeError, InterruptedError):
             return False
 
-    def _begins(self, is_stopping: Callable[[], bool]) -> bool:
+    def _begins(self) -> bool:
         """Tell whether the tables of this run begin now, and with a copy of their rows. Warns if they begin without one."""
         if self.warehouse.exists:
             return False
@@ -144,16 +159,13 @@ class InitialSnapshot(Snapshot):
                 self.warehouse.name,
             )
             return False
-        if not has_log(self.config.staging):
-            return True
-        if not slot_exists(self.config, is_stopping):  # a gap (launcher/continuity.py)
-            return False
-        _logger.warning(
-            "the tables in %s begin with a copy of the rows as they are now. The log in %s has changes from before; they are not in"
-            " the changelogs. With --snapshot never the tables have these changes, and no copy",
-            self.warehouse.name,
-            self.config.staging,
-        )
+        if has_log(self.config.staging):
+            _logger.warning(
+                "the tables in %s begin with a copy of the rows as they are now. The log in %s has changes from before; they are"
+                " not in the changelogs. With --snapshot never the tables have these changes, and no copy",
+                self.warehouse.name,
+                self.config.staging,
+            )
         return True
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
@@ -165,6 +177,7 @@ class InitialSnapshot(Snapshot):
             _logger.info("the log does not go back to the snapshot of the earlier run")
             self._release(is_done=True)
             export = super()._take(is_stopping)
+        self.config = replace(self.config, create_slot=False)  # the pipeline has begun: a slot that goes is a gap
         if not self.warehouse.exists:
             # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
             # a run with --available-now copies without its launcher, which had the other lock.

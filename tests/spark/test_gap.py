@@ -23,6 +23,7 @@ from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.warehouse import READER, Warehouse
 from support.road import KEEP
 from support.waiting import SPARK_DEADLINE_S, until
@@ -337,6 +338,21 @@ def test_a_staging_directory_that_is_lost_before_all_tables_are_copied(half_copi
     go_on(shop, 41, 42)
 
 
+def test_a_slot_that_is_gone_before_all_tables_are_copied(half_copied: Shop) -> None:
+    """The first copy made another slot before the launcher had judged: also on a wrong server, and without --on-gap resnapshot."""
+    shop = half_copied
+    drop(shop)
+    for _ in range(2):
+        with pytest.raises(GapError, match=r"slot .* does not exist any more"):
+            shop.run()
+    assert shop.value(f"select count(*) from pg_replication_slots where slot_name = '{shop.slot}'") == 0
+    shop.execute("delete from kept where id = 2", "delete from quiet where id = 2")  # without a slot
+    shop.run(on_gap="resnapshot")
+    shop.check()
+    assert not is_unfinished(Warehouse.existing(shop.warehouse))
+    go_on(shop, 41, 42)
+
+
 def test_a_log_that_was_begun_without_the_tables(shop: Shop) -> None:
     """The staging directory was lost, and `land` has begun another one before the next run: it knows nothing of the tables."""
     shop.execute("insert into kept values (40, 'only in the lost log')")
@@ -394,4 +410,9 @@ def test_a_lost_warehouse_is_made_again(shop: Shop) -> None:
     shop.check()
     shop.execute("update kept set v = 'later' where id = 60")
     shop.run()
+    shop.check()
+
+    shutil.rmtree(shop.warehouse)
+    drop(shop)
+    shop.run(on_gap="resnapshot")  # the copies after the gap are those with which the tables begin
     shop.check()

@@ -199,6 +199,20 @@ def test_the_log_of_a_new_warehouse_has_all_changes_since_its_copies(
     assert fit.first_position(house, staging, Position(1, start), reached) == (1, removed or start)
 
 
+def test_a_new_warehouse_without_copies_begins_after_the_last_gap_of_a_log_that_lacks_its_beginning(
+    house: Warehouse, tmp_path: Path
+) -> None:
+    """There run copies all tables. It ended at each start, until it got --snapshot initial."""
+    staging, removed, start = tmp_path / "staging", Position(2, 0x300), Position(1, 0x100)
+    for number, start_lsn in (1, 0x100), (2, 0x200):
+        make_epoch(staging, number, start_lsn, gap=Gap(0x100, "the slot was lost", 1.0, 2.0).to_json())
+    write_json(staging / "removed.json", {"position": str(removed)})
+    with pytest.raises(WarehouseError, match="does not go back to its beginning"):
+        fit.first_position(house, staging, start, removed)
+    make_epoch(staging, 3, 0x400, gap=Gap(0x300, "the slot was lost", 1.0, 2.0).to_json())
+    assert fit.first_position(house, staging, start, removed) == (3, 0x400)
+
+
 @pytest.mark.parametrize(
     ("offsets", "committed", "is_of_use"),
     [

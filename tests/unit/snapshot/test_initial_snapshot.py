@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdcpipe.lsn import LSN
+from cdcpipe.pipe.exitcode import ExitCode
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import copy
 from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.staging.log import Epoch
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import Warehouse
+from support.descriptions import ID, version
 from support.fake_streamer import make_fake
 from support.staged import make_epoch
 
@@ -62,3 +67,35 @@ def test_a_snapshot_from_before_the_log_is_not_used(server: Fake, exports: Expor
     prepare(server)
     taken_anew = ["0/200 taken", "0/200 dropped", "0/300 taken"]
     assert exports.done == (["0/200 taken"] if start_lsn == 0x100 else taken_anew)
+
+
+def copy_one(server: Fake) -> None:
+    """Leave what a killed run leaves: one table is copied, and the snapshot is not complete."""
+    house = Warehouse(server.directory / "warehouse", "delta")
+    house.open(Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100))
+    house.write_versions(Table("public", "fruit"), [replace(version(0x200, 0, ID), snapshot=((1, "id"),))])
+    InitialSnapshot(server.config(), house)._note(is_complete=False)
+
+
+@pytest.mark.parametrize("is_log_there", [True, False])
+@pytest.mark.parametrize("is_copied", [True, False])
+@pytest.mark.parametrize("mode", [None, "initial"])
+@pytest.mark.parametrize("failure", [{"exit": ExitCode.SLOT_NOT_EXIST}, {}])
+def test_only_a_new_pipeline_gets_a_slot(
+    server: Fake, exports: Exports, mode: str | None, failure: dict[str, Any], *, is_log_there: bool, is_copied: bool
+) -> None:
+    """A slot that is gone is a gap. The launcher took a new one for the former one, as after pg_upgrade, or on a wrong server."""
+    if is_log_there:
+        make_epoch(server.staging, 1, 0x100)
+    if is_copied:
+        copy_one(server)
+    server.set_turns([failure])
+    snapshot = prepare(server, mode)
+    is_new = not is_log_there and not is_copied
+    assert all("-c" not in start for start in server.starts)
+    assert snapshot.is_needed == bool(exports.done) == (is_new or not failure)
+    assert is_begun(snapshot.warehouse) == (is_copied or snapshot.is_needed)
+    if snapshot.is_needed:
+        snapshot._take_another()  # the server has restarted, and may have lost the slot
+        assert exports.creates_slot[0] is is_new
+        assert not exports.creates_slot[-1]

@@ -262,6 +262,7 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
     write(house, seen(found(table("old", relation_id=50), lsn=100)))
     server = found(table("old", relation_id=50), table(), lsn=150)
     monkeypatch.setattr(publication, "look", lambda *_: server)
+    monkeypatch.setattr(initial, "slot_exists", lambda *_: True)
     records = []
     monkeypatch.setattr(
         copy, "ExportedSnapshot", lambda *_, **__: records.append(read(house)) or SimpleNamespace(is_left_over=False)
