@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.printable import printable
 from cdcpipe.units import counted, format_size
+from spark_sink.schema.table import Table
 from spark_sink.staging.gap import LostChanges
 from spark_sink.staging.lock import owner_text
 from spark_sink.status.check import moved_slot
+from spark_sink.warehouse.warehouse import encode_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +67,7 @@ def render_text(found: Mapping[str, Any]) -> str:
         for table in found["tables"] or ()
         if table["published"] is False and not table["dropped"]
     ]
+    lines += [f"directory  {each['table']} is in {each['directory']}" for each in found["tables"] or () if _is_elsewhere(each)]
     for name, reader in found["readers"].items():
         behind = f"{counted(reader['segments_behind'], 'segment')}, {format_size(reader['size_behind'])} behind"
         lines.append(f"reader     {name}: {reader['position']}, {behind}")
@@ -114,6 +117,12 @@ def ladder_row(rung: Mapping[str, Any]) -> tuple[str, ...]:
         return rung["rung"], "-", "", "", ""
     seconds = "" if rung["behind_seconds"] is None else f"{'≤ ' if rung['at_most'] else ''}{rung['behind_seconds']:,.1f}"
     return rung["rung"], rung["position"], format_size(rung["behind_bytes"]), seconds, rung["commit_time"] or ""
+
+
+def _is_elsewhere(row: Mapping[str, Any]) -> bool:
+    """Tell whether a table's directories do not have its name: it was renamed, or another one has these."""
+    schema, dot, name = row["table"].partition(".")
+    return bool(dot) and row["directory"] != encode_name(Table(schema, name))
 
 
 def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from spark_sink.schema.names import Naming
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import published_tables
@@ -74,6 +75,22 @@ def test_a_table_that_left_the_publication_is_named(pipeline: Path, commands: Fo
         published_tables.write(house, published_tables.Seen("7123456789", 0x1000, tables))
         assert json.loads(shown("--json"))["tables"][0]["published"] is is_published
         assert ("left       public.fruit is not published any more" in shown()) is not is_published
+
+
+def test_a_table_in_directories_of_another_name_is_named(pipeline: Path, commands: ForkedCommands) -> None:
+    """Whoever deletes a table's files has to know: these of its name may be those of another one."""
+    house = Warehouse.existing(pipeline / "warehouse")
+    fruit, produce = Table("public", "fruit"), Table("public", "produce")
+    for table in (Table("public", "Mixed case"), Table("public", "fruit", 16500)):
+        house.write_versions(table, house.versions(fruit))
+    names = house.names()
+    names.add(Naming((1, 0), 1, fruit, produce, fruit))
+    house.write_names(names)
+    shown = commands.spark_cli("status", "--warehouse", str(house.root)).stdout
+    assert [line for line in shown.splitlines() if line.startswith("directory")] == [
+        "directory  public.produce is in public.fruit",
+        "directory  public.fruit is in public.fruit~16500",
+    ]
 
 
 def test_a_replica_that_is_not_there_is_behind(pipeline: Path, commands: ForkedCommands) -> None:
