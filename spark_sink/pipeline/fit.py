@@ -20,6 +20,7 @@ from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.source.offsets import discard, next_range, tidy
 from spark_sink.staging.log import (
     StagingError,
+    anew,
     begin_lsn,
     epoch_numbers,
     former_system_ids,
@@ -105,8 +106,8 @@ def check_copies(house: Warehouse, staging: Path, position: Position, reached: P
         raise WarehouseError(
             f"{house.name} is at {position}, but was at {reached} before, and the log in {staging} goes back only"
             f" to {removed}: the warehouse is an older copy",
-            hint="restore a newer copy of the warehouse; or move this one away, and let run begin the tables anew with a copy of"
-            " their rows: --snapshot initial",
+            hint=f"restore a newer copy of the warehouse. To keep what this one has, {anew(staging)}. To begin the tables anew with"
+            " a copy of their rows, move this one away: --snapshot initial",
         )
 
 
