@@ -153,7 +153,8 @@ _LOST_SLOT_HINT = (
 _GONE_SLOT_HINT = (
     "the log has everything up to {lsn}, and the changes after it went with the slot. Is this the right server, and the right name?"
     " SELECT slot_name FROM pg_replication_slots lists those that exist. Otherwise start run once with -c --on-gap resnapshot: it"
-    " makes a new slot and copies all tables anew (after land, the next run copies them)"
+    " makes a new slot and copies all tables anew (after land, the next run copies them). If a former server goes on and still has"
+    " the slot, drop it there: it keeps WAL"
 )
 
 

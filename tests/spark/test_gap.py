@@ -16,7 +16,7 @@ import spark_sink
 from cdcpipe.errors import GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.client.exported import SnapshotError
-from spark_sink.snapshot import copy
+from spark_sink.snapshot.table import copy_table
 from spark_sink.staging.log import log_end
 from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.status.check import Limits, State, judge
@@ -313,18 +313,18 @@ def test_a_lost_staging_directory_is_replaced_by_an_empty_one(shop: Shop) -> Non
 @pytest.fixture
 def half_copied(new_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """Return a shop whose first run has copied ``kept`` and was killed. Its launcher had landed and confirmed later changes."""
-    real, is_copied = copy.copy_table, threading.Event()
+    is_copied = threading.Event()
 
     def copy_kept(copying: Any, plan: Any, table: Any) -> int:
         if table.name == "quiet":
             assert is_copied.wait(SPARK_DEADLINE_S)
             raise SnapshotError("killed")
-        count = real(copying, plan, table)
+        count = copy_table(copying, plan, table)
         is_copied.set()
         return count
 
     with monkeypatch.context() as patch:
-        patch.setattr(copy, "copy_table", copy_kept)
+        patch.setattr("spark_sink.snapshot.copy.copy_table", copy_kept)
         with pytest.raises(CdcpipeError, match="killed"):
             new_shop.run()
     assert [table.name for table in Warehouse.existing(new_shop.warehouse).tables()] == ["kept"]

@@ -154,6 +154,7 @@ def test_a_slot_that_is_gone_is_not_merely_to_be_created():
     hint = final_error(gone, 0x100).hint or ""
     assert hint.startswith("the log has everything up to 0/100, ")
     assert "-c --on-gap resnapshot" in hint
+    assert "drop it there" in hint  # a pipeline that goes to a standby leaves its slot on the primary
     assert final_error(gone, 0).hint == "-c creates it"
 
 
