@@ -31,7 +31,7 @@ from spark_sink.launcher.continuity import (
 )
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, recorded_gap
-from spark_sink.staging.log import Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
+from spark_sink.staging.log import Epoch, Position, StagingError, begin_lsn, epoch_directory, list_epochs, log_end
 from spark_sink.staging.same_source import check_source, is_elsewhere
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from spark_sink.client.failure import Failure
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.staging.gap import Gap
-    from spark_sink.staging.log import Epoch
     from spark_sink.staging.writer import StagingWriter
 
 __all__ = ["Opening", "plugin_options", "slot_arguments"]
@@ -353,19 +352,20 @@ class Opening:
         if verdict.account_lsn is not None:
             account.cut(config.staging, verdict.account_lsn)
             account.record(config.staging, verdict.account_lsn)
-        epoch = self._writer.begin_epoch(
+        wanted = Epoch(
+            number=1 if self._tables is None else self._tables.position.epoch + 1,
             system_id=prepared.system_id,
             timeline=prepared.timeline,
             database=prepared.database,
             slot=config.slot,
             publications=config.publications,
             options=plugin_options(prepared),
-            first_lsn=max(prepared.confirmed_flush_lsn, verdict.resume_lsn),
+            start_lsn=int(max(prepared.confirmed_flush_lsn, verdict.resume_lsn)),
             gap=verdict.gap,
             former_system_id=verdict.former_system_id,
             timeline_began_lsn=prepared.timeline_began_at.get(prepared.timeline, 0),
-            least_number=1 if self._tables is None else self._tables.position.epoch + 1,
         )
+        epoch = self._writer.begin_epoch(wanted)
         if verdict.gap is not None:
             recorded_gap.remove(config.staging)
         self.position = epoch.start

@@ -20,7 +20,7 @@ import logging
 import mmap
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -32,7 +32,6 @@ from cdcpipe.pipe.framing import encode_header
 from spark_sink.files.local import fsync_directory, named, write_json
 from spark_sink.files.system_hints import THEN, hint_of, is_full
 from spark_sink.staging.filler import COMMIT, MESSAGE_HEAD, Cut, Discard, Write
-from spark_sink.staging.gap import Gap
 from spark_sink.staging.leftovers import remove_empty_epochs, remove_leftovers
 from spark_sink.staging.lock import StagingLock, try_file_system
 from spark_sink.staging.log import (
@@ -224,31 +223,23 @@ class StagingWriter:
         for segment in list_segments(self.root):
             _check_end(segment)
 
-    def begin_epoch(
-        self,
-        *,
-        system_id: str,
-        timeline: int,
-        database: str,
-        slot: str,
-        publications: tuple[str, ...],
-        options: dict[str, str],
-        first_lsn: int,
-        gap: Gap | None = None,
-        former_system_id: str | None = None,
-        timeline_began_lsn: int = 0,
-        least_number: int = 1,
-    ) -> Epoch:
-        """Create the next epoch. It begins at the end of the log; at ``first_lsn`` if there is no log yet, or with a ``gap``.
+    def begin_epoch(self, wanted: Epoch) -> Epoch:
+        """Create the next epoch of the log, as ``wanted``, and return it with what the writer has decided.
 
-        ``former_system_id`` is the log's system id if the server may have another one. The epoch's number is ``least_number`` or
-        more. Raises OtherSourceError if the log belongs to another server, database or slot, or is on a newer timeline.
+        - The number is ``wanted.number`` or more.
+        - The epoch begins at the end of the log. It begins at ``wanted.start_lsn`` if there is no log yet, or with a gap.
+        - The token is a new one.
+
+        Raises OtherSourceError if the log belongs to another server, database or slot, or is on a newer timeline. Another server
+        may go on with the log if ``wanted.former_system_id`` is given.
         """
         epochs = list_epochs(self.root)
         if epochs:
-            is_accepted = former_system_id is not None
-            check_source(self.root, epochs[-1], system_id, timeline, database, slot, is_accepted=is_accepted)
-        number = max([*epoch_numbers(self.root), least_number - 1]) + 1
+            is_accepted = wanted.former_system_id is not None
+            check_source(
+                self.root, epochs[-1], wanted.system_id, wanted.timeline, wanted.database, wanted.slot, is_accepted=is_accepted
+            )
+        number = max([*epoch_numbers(self.root), wanted.number - 1]) + 1
         directory = epoch_directory(self.root, number)
         with self._translated(directory):
             directory.mkdir(mode=0o700)
@@ -258,20 +249,8 @@ class StagingWriter:
             _, segments, end = read_chain(self.root)
             if segments:  # its launcher may have been killed before the name was durable
                 fsync_directory(segments[-1].path.parent)
-            epoch = Epoch(
-                number=number,
-                system_id=system_id,
-                timeline=timeline,
-                database=database,
-                slot=slot,
-                publications=publications,
-                options=options,
-                start_lsn=int(first_lsn) if end is None else end.lsn if gap is None else max(end.lsn, int(first_lsn)),
-                gap=gap,
-                former_system_id=former_system_id,
-                timeline_began_lsn=timeline_began_lsn,
-                token=secrets.token_hex(8),
-            )
+            start_lsn = wanted.start_lsn if end is None else end.lsn if wanted.gap is None else max(end.lsn, wanted.start_lsn)
+            epoch = replace(wanted, number=number, start_lsn=start_lsn, token=secrets.token_hex(8))
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
         self._epoch, self._directory, self._start_lsn = epoch, directory, epoch.start_lsn

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from spark_sink.staging.filler import Operation, SealPolicy, SegmentFiller
-from spark_sink.staging.log import Position, list_segments
+from spark_sink.staging.log import Epoch, Position, list_segments
 from spark_sink.staging.writer import Failpoint, Sealing, StagingWriter
 from support.pgoutput_stream import (
     Message,
@@ -45,7 +46,8 @@ def build(drawn: Drawn, start_lsn: int = 0x100) -> list[Transaction | Message]:
     return transactions
 
 
-SOURCE = {"system_id": "7", "timeline": 1, "database": "db", "slot": "s", "publications": ("p",), "options": {}}
+SOURCE = Epoch(1, system_id="7", timeline=1, database="db", slot="s", publications=("p",), options={}, start_lsn=0x100)
+"""The epoch that a test wants to begin."""
 
 
 class Server:
@@ -70,7 +72,7 @@ def land(root: Path, server: Server, hook: Callable[[Failpoint], None] | None = 
     """Do the work of the launcher, in one thread instead of two."""
     writer = StagingWriter(root, slot="s", hook=hook)
     try:
-        epoch = writer.begin_epoch(**SOURCE, first_lsn=server.confirmed_lsn)
+        epoch = writer.begin_epoch(replace(SOURCE, start_lsn=server.confirmed_lsn))
         filler = SegmentFiller(epoch.start_lsn, SealPolicy(segment_bytes=250, seal_interval_s=1e9, held_bytes=200))
 
         def apply(operations: list[Operation]) -> None:

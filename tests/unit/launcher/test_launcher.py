@@ -850,9 +850,9 @@ def test_another_epoch_begins_when_the_sealer_rests(fake: Callable[..., Fake], m
         rest(self)
         resting.clear()
 
-    def begin_noted(self: StagingWriter, **options: Any) -> Epoch:
+    def begin_noted(self: StagingWriter, wanted: Epoch) -> Epoch:
         events.append("epoch")
-        return begin_epoch(self, **options)
+        return begin_epoch(self, wanted)
 
     monkeypatch.setattr(sealer, "_build_index", build)
     monkeypatch.setattr(sealer.Sealer, "rest", rest_noted)

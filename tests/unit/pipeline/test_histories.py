@@ -77,9 +77,7 @@ def test_a_copy_counts_when_the_warehouse_has_passed_it(
     """A copy does not raise the LSN of the changelog, which is the end of its last micro-batch."""
     staging = tmp_path / "staging"
     with StagingWriter(staging, slot="slot") as writer:
-        writer.begin_epoch(
-            system_id="7123", timeline=1, database="shop", slot="slot", publications=("p",), options={}, first_lsn=log_end_lsn
-        )
+        writer.begin_epoch(Epoch(1, "7123", 1, "shop", "slot", ("p",), options={}, start_lsn=log_end_lsn))
     account.record(staging, account_lsn)
     brought: list[Position] = []
     monkeypatch.setattr("spark_sink.replica.history_table.bring", lambda *asked: brought.append(asked[3]))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,14 +33,14 @@ from support.staged import SOURCE, WORK, Server, fill, land, landed
         ({"database": "other"}, "database 'db', not of .* 'other'"),
     ],
 )
-def test_a_directory_of_another_source_is_refused(tmp_path: Path, change: dict[str, object], words: str):
+def test_a_directory_of_another_source_is_refused(tmp_path: Path, change: dict[str, Any], words: str):
     server = Server(WORK)
     land(tmp_path, server)
     with StagingWriter(tmp_path, slot="s") as writer:
-        writer.begin_epoch(**(SOURCE | {"timeline": 5}), first_lsn=0x100)
+        writer.begin_epoch(replace(SOURCE, timeline=5))
     before = list_epochs(tmp_path)
     with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(OtherSourceError, match=words) as caught:
-        writer.begin_epoch(**(SOURCE | {"timeline": 5} | change), first_lsn=0x100)
+        writer.begin_epoch(replace(SOURCE, **{"timeline": 5} | change))
     assert caught.value.hint
     assert ('RENAME TO "db"' in caught.value.hint) == ("database" in change)
     assert caught.value.exit_code == ExitCode.INIT_FAILED
@@ -52,7 +53,7 @@ def test_after_a_gap_the_log_goes_on_further(tmp_path: Path):
     assert end is not None
     gap = Gap(end.lsn, "somebody moved the slot", since=1.0, found=2.5)
     with StagingWriter(tmp_path, slot="s") as writer:
-        epoch = writer.begin_epoch(**SOURCE, first_lsn=end.lsn + 0x1000, gap=gap, least_number=40)
+        epoch = writer.begin_epoch(replace(SOURCE, number=40, start_lsn=end.lsn + 0x1000, gap=gap))
     assert (epoch.number, epoch.start_lsn, epoch.gap) == (40, end.lsn + 0x1000, gap)
     land(tmp_path, Server([*WORK, Transaction(end.lsn + 0x2000, ())]))
     assert [each.gap for each in list_epochs(tmp_path)] == [None, gap, None]  # the epoch with the gap stays, without a segment
@@ -63,9 +64,9 @@ def test_after_a_gap_the_log_goes_on_further(tmp_path: Path):
 def test_a_reader_goes_on_behind_a_gap_after_an_empty_log(tmp_path: Path):
     """No change came before the gap, and the account of the log had gone on to 200. `run` did not start again behind such a gap."""
     gap = Gap(0x200, "somebody moved the slot", since=1.0, found=2.5)
-    for options in ({"first_lsn": 0x100}, {"first_lsn": 0x300, "gap": gap}):
+    for wanted in (SOURCE, replace(SOURCE, start_lsn=0x300, gap=gap)):
         with StagingWriter(tmp_path, slot="s") as writer:
-            begun = writer.begin_epoch(**SOURCE, **options)
+            begun = writer.begin_epoch(wanted)
     assert list_segments(tmp_path, Position(1, 0x100)) == []
     change = Transaction(0x400, ())
     land(tmp_path, Server([change]))
@@ -81,7 +82,7 @@ def test_a_hole_without_a_gap_is_a_broken_log(tmp_path: Path):
     end = log_end(tmp_path)
     assert end is not None
     with StagingWriter(tmp_path, slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=end.lsn + 0x1000, gap=Gap(end.lsn, "moved", 1.0, 2.0))
+        writer.begin_epoch(replace(SOURCE, start_lsn=end.lsn + 0x1000, gap=Gap(end.lsn, "moved", 1.0, 2.0)))
     path = tmp_path / f"{list_epochs(tmp_path)[-1].number:06d}/epoch.json"
     value = json.loads(path.read_text())
     del value["gap"]
@@ -94,12 +95,10 @@ def test_a_log_goes_on_with_an_accepted_system_id(tmp_path: Path):
     land(tmp_path, Server(WORK))
     for _ in range(2):
         with StagingWriter(tmp_path, slot="s") as writer:
-            writer.begin_epoch(
-                **(SOURCE | {"system_id": "8"}), first_lsn=0x100, former_system_id=list_epochs(tmp_path)[-1].system_id
-            )
+            writer.begin_epoch(replace(SOURCE, system_id="8", former_system_id=list_epochs(tmp_path)[-1].system_id))
     assert [each.system_id for each in list_epochs(tmp_path)] == ["7", "8", "8"]
     with StagingWriter(tmp_path, slot="s") as writer, pytest.raises(StagingError) as caught:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
     assert "--accept-system-id 7; if the slot was made after the upgrade, drop it" in (caught.value.hint or "")
 
 
@@ -138,7 +137,7 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path):
 def test_a_planted_link_is_not_followed(tmp_path: Path):
     target = tmp_path / "target"
     with StagingWriter(tmp_path / "staging", slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
         (tmp_path / "staging" / "000001" / f"{0x100:016X}.open").symlink_to(target)
         with pytest.raises(StagingError, match="File exists"):
             fill(writer, WORK)

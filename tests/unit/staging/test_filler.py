@@ -353,7 +353,7 @@ def test_a_new_stream_describes_its_relations_anew():
 def test_a_discarded_segment_is_begun_again(tmp_path: Path):
     large = Transaction(0x300, ((16384, bytes(3 << 20)),))
     with StagingWriter(tmp_path, slot="s") as writer:
-        filler = SegmentFiller(writer.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn, SealPolicy(1 << 30, 1e9, 0))
+        filler = SegmentFiller(writer.begin_epoch(SOURCE).start_lsn, SealPolicy(1 << 30, 1e9, 0))
         stream = encode_stream([large])
         seal_all(writer, filler.feed(stream[:-10], 0))
         assert [path.stat().st_size > 1 << 20 for path in tmp_path.glob("*/*.open")] == [True]

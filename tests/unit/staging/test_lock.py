@@ -30,7 +30,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
     with StagingWriter(tmp_path, slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
         before = tree(tmp_path)
         assert lock_owner(tmp_path)["pid"] == os.getpid()
         with pytest.raises(StagingError, match=f"another launcher uses .* process {os.getpid()} on"):
@@ -62,7 +62,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, slot: str, monkey
             of_child.append(os.dup(self._fd))
 
     with StagingWriter(tmp_path, slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
     monkeypatch.setattr(staging_writer, "StagingLock", ForkedLock)
     with suppress(StagingError), StagingWriter(tmp_path, slot=slot):
         assert lock_owner(tmp_path) is not None
@@ -109,11 +109,11 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_locks")
 def test_a_replaced_launcher_cannot_seal(tmp_path: Path):
     with StagingWriter(tmp_path, slot="s") as old:
-        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.begin_epoch(SOURCE)
         old.seal(fill(old, WORK[:2]))
         sealing = fill(old, WORK[2:3])  # and here it is paused
         with StagingWriter(tmp_path, slot="s") as new:
-            assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+            assert new.begin_epoch(SOURCE).start_lsn == WORK[1].end_lsn
             with pytest.raises(StagingError, match="another launcher has taken over"):
                 old.seal(sealing)
             new.seal(fill(new, WORK[2:]))
@@ -128,10 +128,10 @@ def test_a_launcher_that_is_replaced_after_its_rename_does_not_confirm(tmp_path:
         if failpoint == Failpoint.AFTER_RENAME and not made:
             made.append(StagingWriter(tmp_path, slot="s"))
             # The segment is there already, so it is in the log, and not sent again.
-            assert made[0].begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+            assert made[0].begin_epoch(SOURCE).start_lsn == WORK[1].end_lsn
 
     with StagingWriter(tmp_path, slot="s", hook=replace) as old:
-        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.begin_epoch(SOURCE)
         with pytest.raises(StagingError, match="another launcher has taken over"):
             old.seal(fill(old, WORK[:2]))
     with made[0] as new:
@@ -142,9 +142,9 @@ def test_a_launcher_that_is_replaced_after_its_rename_does_not_confirm(tmp_path:
 @pytest.mark.usefixtures("no_locks")
 def test_a_launcher_that_is_replaced_right_before_its_rename_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with StagingWriter(tmp_path, slot="s") as old, StagingWriter(tmp_path, slot="s") as new:
-        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.begin_epoch(SOURCE)
         # Its open file stays this time: the new launcher has cleaned up before it was made.
-        assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == 0x100
+        assert new.begin_epoch(SOURCE).start_lsn == 0x100
         (tmp_path / "000001").mkdir(exist_ok=True)
         passed = iter([True])
         check = StagingWriter._check_fence
@@ -162,9 +162,9 @@ def test_a_launcher_that_is_replaced_right_before_its_rename_is_ignored(tmp_path
 @pytest.mark.usefixtures("no_locks")
 def test_an_epoch_begins_where_the_log_ends_once_it_is_made(tmp_path: Path):
     with StagingWriter(tmp_path, slot="s") as old, StagingWriter(tmp_path, slot="s") as new:
-        old.begin_epoch(**SOURCE, first_lsn=0x100)
+        old.begin_epoch(SOURCE)
         old.seal(fill(old, WORK[:2]))  # the new one has looked at the log before, and makes its epoch after
-        assert new.begin_epoch(**SOURCE, first_lsn=0x100).start_lsn == WORK[1].end_lsn
+        assert new.begin_epoch(SOURCE).start_lsn == WORK[1].end_lsn
         new.seal(fill(new, WORK[2:]))
     assert landed(tmp_path) == WORK
 
@@ -193,7 +193,7 @@ def test_an_account_that_is_no_file_is_a_lost_account(tmp_path: Path, caplog: py
 def put(root: Path, name: str, make: Callable[[Path], None]) -> Path:
     """Begin a log, and put something that is no file where one of its files is."""
     with StagingWriter(root, slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
     path = root / name
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)

@@ -117,7 +117,7 @@ def test_the_hint_fits_the_error(tmp_path: Path, code: int, hint: str):
 def test_a_directory_that_was_removed_is_no_place_to_create(tmp_path: Path):
     """Its segments are confirmed to the server, so "nothing is lost" is not true, and an empty directory is no help."""
     with StagingWriter(tmp_path, slot="s") as writer:
-        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        epoch = writer.begin_epoch(SOURCE)
         filler = SegmentFiller(epoch.start_lsn, BIG)
         operations = filler.feed(encode_stream(WORK[:3]), 0) + filler.finish()
         shutil.rmtree(tmp_path)
@@ -134,7 +134,7 @@ def test_a_directory_whose_log_was_removed_meanwhile_is_named(tmp_path: Path, le
     root = tmp_path / "staging"
     land(root, Server(WORK[:3]))
     with StagingWriter(root, slot="s") as writer:
-        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        epoch = writer.begin_epoch(SOURCE)
         sealing = fill(writer, WORK[3:])
         if left == "an earlier epoch":
             shutil.rmtree(root / f"{epoch.number:06d}")
@@ -153,7 +153,7 @@ def test_a_directory_whose_log_was_removed_meanwhile_is_named(tmp_path: Path, le
 @pytest.mark.parametrize("name", ["write", "fsync"])
 def test_the_system_call_itself_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     with StagingWriter(tmp_path, slot="s") as writer:
-        epoch = writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        epoch = writer.begin_epoch(SOURCE)
         filler = SegmentFiller(epoch.start_lsn, BIG)
         operations = filler.feed(encode_stream(WORK[:3]), 0) + filler.finish()
         calls = 0
@@ -233,7 +233,7 @@ def test_a_copy_of_an_open_segment_is_not_sealed(tmp_path: Path):
     """`mv staging old; cp -a old staging` while the launcher runs: the copy lacks what is written to the moved file after it."""
     root, server = tmp_path / "staging", Server(WORK)
     with StagingWriter(root, slot="s") as writer:
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
         sealing = fill(writer, WORK)
         root.rename(tmp_path / "old")
         shutil.copytree(tmp_path / "old", root)
@@ -267,7 +267,7 @@ def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert done[1:4] == [done[1], "rename staging/.tmp-trial", "fsync staging"]  # what the file system can do
         assert len(done) == 4
         done.clear()
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
         assert done[0] == "fsync staging"
         assert done[1].startswith("fsync staging/000001/.tmp-")
         assert done[2:] == ["rename staging/000001/epoch.json", "fsync staging/000001"]
@@ -280,7 +280,7 @@ def test_the_order_of_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ]
     with StagingWriter(root, slot="s") as writer:
         done.clear()
-        writer.begin_epoch(**SOURCE, first_lsn=0x100)
+        writer.begin_epoch(SOURCE)
         # The launcher before may have been killed between the rename of its last segment and the fsync of the directory.
         assert done[:2] == ["fsync staging", "fsync staging/000001"]
         assert done[3:] == ["rename staging/000002/epoch.json", "fsync staging/000002"]
