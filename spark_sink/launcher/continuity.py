@@ -182,8 +182,6 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
             return Verdict(gap, gap.after_lsn, resume_lsn=resume_lsn)
         right_lsn, resume_lsn = min(right_lsn, branch_lsn), common_lsn  # the copies are of what both timelines have
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
-    if confirmed > right_lsn and not (last.keeps_account or is_new_timeline or prepared.slot_created):
-        return Verdict(account_lsn=confirmed)  # an older version confirmed the positions of an idle server without an account
     if log.tables is not None and (left := _left(log, log.tables)) is not None:
         cause = (
             f"the tables are at {log.tables.position}, and have other changes than the log after {format_lsn(left)}: the staging"

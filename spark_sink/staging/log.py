@@ -125,8 +125,6 @@ class Epoch:
     """What the log lacks before this epoch."""
     former_system_id: str | None = None
     """The system id of the epoch before, if the user has accepted that it is another one (pg_upgrade)."""
-    keeps_account: bool = True
-    """Whether the launcher recorded each position before the server confirmed it (account.py). Older versions did not."""
     timeline_began_lsn: int = 0
     """Where the server's timeline branched off the one before; 0 on the first timeline, and in logs of older versions."""
     token: str = ""
@@ -230,7 +228,6 @@ def _read_epoch(directory: Path) -> Epoch | None:
         start_lsn=start_lsn,
         gap=gap,
         former_system_id=value.get("former_system_id"),
-        keeps_account=bool(value.get("keeps_account")),
         timeline_began_lsn=timeline_began_lsn,
         token=str(value.get("token", "")),
     )

@@ -413,7 +413,6 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
             "publications": list(epoch.publications),
             "options": epoch.options,
             "start_lsn": format_lsn(epoch.start_lsn),
-            "keeps_account": True,
             "token": epoch.token,
             **({"timeline_began": format_lsn(epoch.timeline_began_lsn)} if epoch.timeline_began_lsn else {}),
             **({} if epoch.gap is None else {"gap": epoch.gap.to_json()}),

@@ -58,20 +58,17 @@ def build(
     times: CommitTimes,
     now: float,
     known: Account,
-    *,
-    keeps_account: bool = True,
 ) -> list[Rung]:
     """Return the rungs from the top down. ``tables`` are the lowest rungs. Without a ``report`` the top is the staging log.
 
-    ``known`` is what the account says of this log (`Account.of_log`). ``keeps_account`` is that of the log's last epoch.
+    ``known`` is what the account says of this log (`Account.of_log`).
     """
     rungs: list[Rung] = []
     received_lsn, top = 0, sealed.lsn if sealed is not None else 0
     if report is not None:
         # An idle slot confirms the end of the server's WAL, so what is known of the log beyond its end counts as received. What the
-        # slot says counts only for an older version, which kept no account: another program may have moved the slot.
-        confirmed_lsn = 0 if keeps_account else report.confirmed_flush_lsn or 0
-        received_lsn, top = max(confirmed_lsn, known.lsn), report.wal_lsn
+        # slot says does not count: another program may have moved it.
+        received_lsn, top = known.lsn, report.wal_lsn
         for name, lsn in (("server", report.wal_lsn), ("sent", report.sent_lsn), ("confirmed", report.confirmed_flush_lsn)):
             rungs.append(Rung(name, None) if lsn is None else _rung(name, format_lsn(lsn), lsn, lsn, top, times, now, known))
     if sealed is None:

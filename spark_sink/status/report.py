@@ -59,12 +59,11 @@ def describe(
     if report is not None and epochs and (why := _strange(report, epochs[-1], least_lsn)):
         report, server_error = None, CdcpipeError(why)
     recorded = recorded.of_log(0 if end is None else end.lsn)
-    keeps_account = bool(epochs) and epochs[-1].keeps_account
     sizes = {segment.path: _size(segment.path) for segment in segments}
     removed = removed_position(root)
     rows = [] if tables is None else tables.describe()
     stages = [] if tables is None else tables.rungs(rows)
-    rungs = ladder.build(report, end, stages, CommitTimes(segments), now, recorded, keeps_account=keeps_account)
+    rungs = ladder.build(report, end, stages, CommitTimes(segments), now, recorded)
     owner = lock_owner(root)
     return {
         "time": _iso(now),
@@ -87,7 +86,7 @@ def describe(
         "ladder": [_rung(rung) for rung in rungs],
         "begin": str(segments[0].start if segments else end) if end is not None else None,
         "end": None if end is None else str(end),
-        "account": format_lsn(max(end.lsn, recorded.lsn)) if end is not None and keeps_account else None,
+        "account": format_lsn(max(end.lsn, recorded.lsn)) if end is not None else None,
         "removed": None if removed is None else str(removed),
         "segments": len(segments),
         "size": sum(sizes.values()),

@@ -1,6 +1,5 @@
 """The launcher and a slot that was moved or lost, each way in a test: the gap is noticed before anything is confirmed over it."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -104,25 +103,6 @@ def test_a_slot_that_was_moved_is_a_gap(source: Source, move: Callable[[Source],
     source.land(4)  # the gap is passed: the next run is as usual
     with pytest.raises(AssertionError):  # row 2 never came; the tables have to be copied anew
         check_tables(source.database, source.config.staging, "t")
-
-
-def test_a_log_of_a_version_without_an_account_goes_on(source: Source):
-    """That version confirmed the positions of an idle server, too. So its slot is beyond its log, and nothing is missing."""
-    source.land()
-    staging = source.config.staging
-    (staging / "known.json").unlink(missing_ok=True)
-    for path in staging.glob("*/epoch.json"):
-        epoch = json.loads(path.read_text())
-        del epoch["keeps_account"]
-        path.write_text(json.dumps(epoch))
-    source.execute("create temp table not_published ()")
-    advance(source)
-    moved_to, end = confirmed_lsn(source.database), log_end(staging)
-    assert end is not None
-    assert moved_to > end.lsn
-    source.land(3)
-    check_tables(source.database, staging, "t")
-    assert account.read(staging).lsn >= moved_to
 
 
 def test_a_slot_that_is_gone_is_a_gap_and_is_not_made_again_without_a_word(source: Source):

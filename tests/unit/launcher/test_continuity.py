@@ -51,16 +51,6 @@ def test_a_slot_beyond_the_account_is_a_gap():
     assert "0/600" in verdict.gap.cause
 
 
-def test_a_log_of_an_older_version_has_no_account():
-    log = replace(LOG, epochs=[replace(EPOCH, keeps_account=False)])
-    assert judged(log) == Verdict()
-    # The streamer refuses a slot that is beyond the account (--expect-lsn). So the account has to become the slot's position.
-    assert judged(log, confirmed_flush_lsn=LSN(0x800)) == Verdict(account_lsn=0x800)
-    for changed in ({"slot_created": True}, {"timeline": 2, "timeline_history": ((1, 0x700),)}):
-        gap = judged(log, confirmed_flush_lsn=LSN(0x800), **changed).gap
-        assert gap is not None
-
-
 def test_the_cause_names_a_new_slot_and_an_older_copy():
     new = judged(confirmed_flush_lsn=LSN(0x800), slot_created=True).gap
     older = judged(replace(LOG, tables=TABLES), confirmed_flush_lsn=LSN(0x800)).gap

@@ -46,9 +46,7 @@ def report(wal_lsn: int, confirmed_lsn: int, **changes: Any) -> SlotReport:
 
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
-    epoch = make_pipeline(tmp_path) / "staging/000001/epoch.json"
-    epoch.write_text(json.dumps(json.loads(epoch.read_text()) | {"keeps_account": True}))
-    return tmp_path
+    return make_pipeline(tmp_path)
 
 
 def status(pipeline: Path, server: SlotReport | None = None, **options: Any) -> dict[str, Any]:
