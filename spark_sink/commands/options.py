@@ -76,6 +76,7 @@ noted_staging_option = cloup.option(
 snapshot_options = (
     cloup.option(
         "--snapshot-chunk-size",
+        "snapshot_chunk_bytes",
         type=parse_amount,
         metavar="SIZE",
         default="32MiB",
@@ -84,6 +85,7 @@ snapshot_options = (
     ),
     cloup.option(
         "--snapshot-hold",
+        "snapshot_hold_s",
         type=minute_or_off,
         metavar="DURATION",
         default="10min",

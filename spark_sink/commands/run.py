@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import click
 import cloup
@@ -59,7 +60,6 @@ Example:
     ),
     cloup.option(
         "--format",
-        "table_format",
         type=click.Choice(list(FORMATS)),
         default="delta",
         show_default=True,
@@ -129,6 +129,7 @@ Example:
     ),
     cloup.option(
         "--trigger-interval",
+        "trigger_interval_s",
         type=_UP_TO_A_DAY,
         metavar="SECS",
         default="0.1",
@@ -137,6 +138,7 @@ Example:
     ),
     cloup.option(
         "--replica-interval",
+        "replica_interval_s",
         type=_UP_TO_A_DAY,
         metavar="SECS",
         show_default="1, or up to 10 where that takes a quarter of the time",
@@ -159,6 +161,7 @@ Example:
     ),
     cloup.option(
         "--history-interval",
+        "history_interval_s",
         type=_UP_TO_A_DAY,
         metavar="SECS",
         default="60",
@@ -177,7 +180,6 @@ Example:
     "Snapshot",
     cloup.option(
         "--snapshot",
-        "snapshot_mode",
         type=click.Choice(["initial", "never"]),
         show_default="initial with -c for a new warehouse, never otherwise",
         help="Begin with a copy of the tables' rows, or never copy.",
@@ -206,6 +208,7 @@ Example:
     "Upkeep of Delta tables",
     cloup.option(
         "--optimize-interval",
+        "optimize_interval_s",
         type=minute_or_off,
         metavar="DURATION",
         default="1h",
@@ -221,6 +224,7 @@ Example:
     ),
     cloup.option(
         "--vacuum-retention",
+        "vacuum_retention_s",
         type=hour_or_off,
         metavar="DURATION",
         default="1d",
@@ -230,6 +234,7 @@ Example:
     ),
     cloup.option(
         "--log-retention",
+        "log_retention_s",
         type=hour_or_off,
         metavar="DURATION",
         default="1d",
@@ -239,6 +244,7 @@ Example:
     ),
     cloup.option(
         "--keep-changelog",
+        "keep_changelog_s",
         type=hour_or_off,
         metavar="DURATION",
         default="off",
@@ -248,6 +254,7 @@ Example:
     ),
     cloup.option(
         "--keep-history",
+        "keep_history_s",
         type=hour_or_off,
         metavar="DURATION",
         default="off",
@@ -291,82 +298,24 @@ def command(*, metrics: Address | None, **options: Any) -> None:
 
 
 def _config(
-    *,
-    warehouse: Path,
-    table_format: str,
-    types: str,
-    readers: Literal["spark", "any"],
-    widen: Literal["yes", "apart"] | None,
-    column_names: Literal["keep", "sanitize"],
-    masks: tuple[str, ...],
-    jars: Path | None,
-    master: str | None,
-    confs: tuple[str, ...],
-    staging_shared: str,
-    catalog_database: str | None,
-    json_as: str,
-    renamed: str,
-    ui: bool,
-    checkpoint: Path | None,
-    max_bytes_per_trigger: int,
-    trigger_interval: float,
-    replica_interval: float | None,
-    deletes: Literal["hard", "soft"],
-    history: Literal["off", "view", "table"],
-    history_interval: float,
-    dropped_columns: Literal["keep", "drop"],
-    snapshot_mode: Literal["initial", "never"] | None,
-    snapshot_chunk_size: int,
-    snapshot_hold: float | None,
-    heal: str | None,
-    heal_tables: int,
-    optimize_interval: float | None,
-    cluster_replicas: bool,
-    vacuum_retention: float | None,
-    log_retention: float | None,
-    keep_changelog: float | None,
-    keep_history: float | None,
-    **options: Any,
+    *, masks: tuple[str, ...], json_as: str, confs: tuple[str, ...], jars: Path | None, staging_shared: str, **options: Any
 ) -> RunConfig:
-    """Return the configuration that the options of the command line ask for."""
+    """Return the configuration that the options of the command line ask for.
+
+    Most options of ``run`` alone are called like the field of RunConfig that they set. The five that are not are parameters here.
+    All others are the launcher's.
+    """
     from spark_sink.pipeline.config import RunConfig
 
+    own = {field.name for field in fields(RunConfig)} & options.keys()
     return RunConfig(
-        launcher_config(**options),
-        warehouse,
-        format=table_format,
-        types=types,
-        readers=readers,
-        widen=widen,
-        column_names=column_names,
+        launcher_config(**{name: value for name, value in options.items() if name not in own}),
+        **{name: options[name] for name in own},
         masks=parse_masks(masks),
-        catalog_database=catalog_database,
         json_variants=json_as == "variant",
-        renamed=renamed,
-        max_bytes_per_trigger=max_bytes_per_trigger,
-        trigger_interval_s=trigger_interval,
-        replica_interval_s=replica_interval,
-        deletes=deletes,
-        history=history,
-        history_interval_s=history_interval,
-        dropped_columns=dropped_columns,
-        snapshot=snapshot_mode,
-        snapshot_chunk_bytes=snapshot_chunk_size,
-        snapshot_hold_s=snapshot_hold,
-        heal=heal,
-        heal_tables=heal_tables,
-        optimize_interval_s=optimize_interval,
-        cluster_replicas=cluster_replicas,
-        vacuum_retention_s=vacuum_retention,
-        log_retention_s=log_retention,
-        keep_changelog_s=keep_changelog,
-        keep_history_s=keep_history,
-        master=master,
         conf=parse_settings(confs),
         jars_dir=jars,
-        ui=ui,
         staging_shared=staging_shared == "yes",
-        checkpoint=checkpoint,
     )
 
 

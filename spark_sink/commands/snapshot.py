@@ -61,8 +61,8 @@ def command(
     warehouse: Path,
     tables: tuple[str, ...],
     staging: Path | None,
-    snapshot_chunk_size: int,
-    snapshot_hold: float | None,
+    snapshot_chunk_bytes: int,
+    snapshot_hold_s: float | None,
     jars: Path | None,
     master: str | None,
     confs: tuple[str, ...],
@@ -87,7 +87,7 @@ def command(
         raise WarehouseError(f"{warehouse} does not say what its publications are", hint="start cdcpipe-spark run once")
     config = LauncherConfig(source.slot, staging, source.publications, connection_arguments(**connection), verbose=verbose)
     stopping = threading.Event()
-    snapshot = TableSnapshot(config, house, tables, snapshot_chunk_size, snapshot_hold or 0.0)
+    snapshot = TableSnapshot(config, house, tables, snapshot_chunk_bytes, snapshot_hold_s or 0.0)
     lock = house.local_root(staging) / SNAPSHOT_LOCK
     lock.parent.mkdir(parents=True, exist_ok=True)
     with hold_alone(lock) as is_alone, on_signals(stopping.set) as asked:

@@ -88,6 +88,11 @@ def test_the_api_has_what_the_command_has(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert of_run - of_land == {*re.findall(r"--[a-z-]+", OPTIONS), "--keep-changelog", "--history", "--warehouse"}
 
 
+def test_no_field_is_called_like_an_option_of_the_launcher() -> None:
+    """The command gives an option that is called like a field to RunConfig, and the others to the launcher."""
+    assert not {field.name for field in fields(RunConfig)} & {option.name for option in land.command.params}
+
+
 def test_snapshot_never_turns_healing_off(tmp_path: Path) -> None:
     def hours(**options: Any) -> Hours | None:
         return RunConfig(launcher(tmp_path), tmp_path / "warehouse", **options).heal_hours
