@@ -86,21 +86,21 @@ _KEY_TYPES: Final = {
 
 
 class NotOrdinaryError(Exception):
-    """The changes or the table are unusual: Spark has to do the merge."""
+    """The changes or the table are unusual: Spark has to do the merge or the fill."""
 
 
 _EXPECTED: Final = (NotOrdinaryError, UnsupportedError, OSError)
 """Errors whose text may be logged. The text of another error may contain values of a row."""
 
 
-def without_spark(table: Table, merge: Callable[[], None]) -> bool:
-    """Call ``merge``, and again if another program has committed meanwhile. Return whether it has merged the changes.
+def without_spark(table: Table, work: Callable[[], None]) -> bool:
+    """Call ``work``, a merge or a fill, and again if another program has committed meanwhile. Return whether it is done.
 
     If not, Spark has to do it. A CdcpipeError passes through, and so does an OSError that says that the disk is full: Spark would
     not succeed either.
     """
     try:
-        _ATTEMPTS.call(merge, ChangedError)
+        _ATTEMPTS.call(work, ChangedError)
     except CdcpipeError:
         raise
     except Exception as ex:  # other programs may have written anything to the table; Spark knows more cases

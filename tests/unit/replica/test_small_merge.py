@@ -14,8 +14,9 @@ from spark_sink.delta.log import TableLog
 from spark_sink.replica import ordinary_changes, small_merge
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError
 from spark_sink.replica.pieces import Piece
+from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
-from spark_sink.schema.table import Version
+from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH, NAMES, TABLE, UNSENT, Later, Ordinary, OrdinaryLater, Source, append, comparable, told
@@ -179,15 +180,20 @@ def test_a_full_disk_is_not_left_to_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_left_to_spark: bool
 ) -> None:
     """Spark would find no room either, after seconds, and leave more files behind."""
-    house = House(tmp_path / "house")
-    source = inserted(house, 10)
+    new, filled = House(tmp_path / "new"), House(tmp_path / "filled")
+    lsn = inserted(new, 10).lsn
+    assert filled.merge(inserted(filled, 10).lsn)
+    fills = Piece(
+        filled.key, tuple((name,) for name in filled.key), lsn, lsn + 1, is_new_table=False, fills=(Fill("a", value="5"),)
+    )
 
     def full(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(rewrite.Rewrite, "add", full)
-    with nullcontext() if is_left_to_spark else pytest.raises(OSError, match=os.strerror(number)):
-        assert not house.merge(source.lsn)
+    monkeypatch.setattr(rewrite._Writer, "add", full)
+    for bring in (lambda: new.merge(lsn), lambda: fill_without_spark(filled.warehouse, TABLE, fills)):
+        with nullcontext() if is_left_to_spark else pytest.raises(OSError, match=os.strerror(number)):
+            assert not bring()
 
 
 def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
