@@ -24,9 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import random
-import select
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -43,12 +41,12 @@ from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import is_report
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.launcher.landing import Landing, Wakeup
 from spark_sink.launcher.opening import Opening, plugin_options, slot_arguments
 from spark_sink.launcher.restart import RestartPolicy, final_error
 from spark_sink.launcher.sealer import Sealer
-from spark_sink.launcher.streamer import QUIT_TIMEOUT_S, Feedback
 from spark_sink.staging import account
-from spark_sink.staging.filler import Idle, SegmentFiller
+from spark_sink.staging.filler import SegmentFiller
 from spark_sink.staging.log import Position
 from spark_sink.staging.readers import remove_consumed
 from spark_sink.staging.writer import StagingWriter
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from spark_sink.client.slot_monitor import SlotMonitor
     from spark_sink.launcher.continuity import FedTables
     from spark_sink.launcher.streamer import Streamer
-    from spark_sink.staging.filler import Operation
     from spark_sink.staging.lock import StagingLock
     from spark_sink.staging.log import Segment
     from spark_sink.staging.writer import Sealing
@@ -67,17 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["Launcher", "Progress"]
 
 _logger = logging.getLogger(__name__)
-
-_READ_BYTES, _LEAST_READ_BYTES = 1 << 20, 512
-_LONGEST_POLL_S = 3600.0
-_RECORD_AGAIN_S = 10.0
-"""How soon to record an idle position again that had to wait. Until it is confirmed, the streamer tells no other."""
-
-_BULK_BYTES, _BULK_PAUSE_S = 16 << 10, 0.012
-"""After a read of at least this size the thread pauses, so that reads are fewer and larger. The pipe holds the data meanwhile.
-
-At 54 MB/s a large pipe is full after 19 ms. If the pipe is smaller, so is the pause.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +124,7 @@ class Launcher(Background):
         self._is_complete = False
         self._ready = threading.Event()
         self._progress_lock = threading.Lock()
-        self._wakeup = _Wakeup()
+        self._wakeup = Wakeup()
         self._told = Told()
 
     # --- for its owner ---
@@ -272,18 +258,15 @@ class Launcher(Background):
         with streamer as child:
             self._child = child
             child.begin(arguments)
-            feedback = Feedback(child, start_lsn, self.config.hook)
+            landing = Landing(child, filler, writer, sealer, self.config, self._passed_at)
             try:
-                self._pump(child, filler, writer, sealer, feedback)
+                landing.pump(self._stopping, self._wakeup, lambda open_size: self._note(open_size=open_size))
                 is_whole = filler.is_whole
-                self._apply(filler.finish(), writer, sealer, feedback)
-                if (waiting := feedback.waiting_idle) is not None:
-                    self._take_idle(waiting[0], writer, sealer, feedback)
+                landing.finish()
             except ProtocolError as ex:
                 broken = ex
                 writer.discard()
-            sealer.drain()
-            feedback.send(sealer.sealed_lsn, QUIT_TIMEOUT_S)
+            landing.confirm_rest()
             is_asked = self._stopping.is_set()
             at_end = self.config.available_now and is_whole and not is_asked and not child.ends_by_itself()
             child.quit()
@@ -302,61 +285,6 @@ class Launcher(Background):
             return None
         return failure
 
-    def _pump(self, child: Streamer, filler: SegmentFiller, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
-        """Move bytes from the streamer to the open segment, until the streamer closes its stdout or the launcher has to stop."""
-        # A segment can be cut only between two reads. So a read must not be larger than a segment.
-        read_bytes = min(_READ_BYTES, max(self.config.seal.segment_bytes, _LEAST_READ_BYTES))
-        poll = select.poll()
-        poll.register(child.stdout_fd, select.POLLIN)
-        poll.register(self._wakeup.fd, select.POLLIN)
-        while not self._stopping.is_set():
-            sealer.check()
-            feedback.send(sealer.sealed_lsn)
-            deadline = self._try_waiting_idle(filler.deadline, writer, sealer, feedback)
-            timeout_s = _LONGEST_POLL_S if deadline is None else min(deadline - time.monotonic(), _LONGEST_POLL_S)
-            ready = {fd for fd, _ in poll.poll(max(timeout_s, 0.0) * 1000 + 1)}
-            if self._wakeup.fd in ready:
-                self._wakeup.clear()
-            if child.stdout_fd in ready:
-                data = os.read(child.stdout_fd, read_bytes)
-                if not data:
-                    return
-                self._apply(filler.feed(data, time.monotonic()), writer, sealer, feedback)
-                if len(data) >= _BULK_BYTES:
-                    time.sleep(_BULK_PAUSE_S * child.pipe_share)
-            else:
-                self._apply(filler.tick(time.monotonic()), writer, sealer, feedback)
-            open_size = writer.open_size + sealer.unsealed_size
-            if open_size != self._progress.open_size:
-                self._note(open_size=open_size)
-
-    def _tell(self, line: str) -> None:
-        """Log a line from a child's stderr. Its final error is a mere info here, because it is reported as the child's failure."""
-        _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
-
-    def _apply(self, operations: list[Operation], writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
-        for operation in operations:
-            if isinstance(operation, Idle):
-                self._take_idle(operation.lsn, writer, sealer, feedback)
-                continue
-            sealing = writer.apply(operation)
-            if sealing is not None:
-                sealer.submit(sealing)
-
-    def _take_idle(self, lsn: int, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> None:
-        """Record a position up to which nothing more is published, and let the streamer confirm it.
-
-        It waits if transactions before it are in the open segment (with ``available_now``), or if the disk refuses it. One that
-        the sealed log has reached needs no record: it comes at the start of another stream, or has waited.
-        """
-        if lsn > sealer.sealed_lsn:
-            sealer.drain()
-            if writer.open_size or not account.record(self.config.staging, lsn, writer.end_lsn, self._passed_at(lsn)):
-                feedback.waiting_idle = lsn, time.monotonic() + _RECORD_AGAIN_S
-                return
-        feedback.waiting_idle = None
-        feedback.allow(lsn)
-
     def _passed_at(self, lsn: int) -> float | None:
         """Return when the server's WAL passed an idle position, for the account; None if that was before the stream began.
 
@@ -369,14 +297,9 @@ class Launcher(Background):
         lag = None if self._monitor is None else self._monitor.lag(lsn, time.monotonic())
         return time.time() - (0.0 if lag is None else lag.seconds)
 
-    def _try_waiting_idle(self, deadline: float | None, writer: StagingWriter, sealer: Sealer, feedback: Feedback) -> float | None:
-        """Record an idle position that waits if that is due, and return when ``_pump`` has to look again."""
-        if (waiting := feedback.waiting_idle) is not None and time.monotonic() >= waiting[1]:
-            self._take_idle(waiting[0], writer, sealer, feedback)
-            feedback.send(sealer.sealed_lsn)
-        if (waiting := feedback.waiting_idle) is None:
-            return deadline
-        return waiting[1] if deadline is None else min(deadline, waiting[1])
+    def _tell(self, line: str) -> None:
+        """Log a line from a child's stderr. Its final error is a mere info here, because it is reported as the child's failure."""
+        _streamer_logger.log(logging.INFO if self.config.verbose or is_report(line) else logging.WARNING, "%s", line)
 
     def _sealed(self, segment: Segment, sealing: Sealing) -> None:
         """Count a sealed segment. The sealer's thread calls this."""
@@ -388,29 +311,6 @@ class Launcher(Background):
             records=progress.records + cut.records,
             transactions=progress.transactions + cut.transactions,
         )
-
-
-class _Wakeup:
-    """Wakes the thread that polls ``fd``. Any thread and a signal handler may call `set`; after `close` it does nothing."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its own thread inside `set`
-
-    def set(self) -> None:
-        with self._lock:
-            if self.fd >= 0:
-                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread wakes up anyway
-                    os.write(self._write_fd, b"w")
-
-    def clear(self) -> None:
-        os.read(self.fd, 4096)
-
-    def close(self) -> None:
-        with self._lock:
-            os.close(self.fd)
-            os.close(self._write_fd)
-            self.fd = -1
 
 
 _streamer_logger = logging.getLogger("cdcpipe.streamer")

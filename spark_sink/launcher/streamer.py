@@ -51,8 +51,6 @@ class Feedback:
         self._sent_lsn = start_lsn
         self._idle_lsn = 0
         self._hook = hook
-        self.waiting_idle: tuple[int, float] | None = None
-        """An idle position that could not be recorded yet, and when to try again."""
 
     def allow(self, idle_lsn: int) -> None:
         """Let the next `send` confirm up to ``idle_lsn``, which is recorded in the staging directory.

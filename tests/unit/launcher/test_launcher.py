@@ -36,8 +36,8 @@ from spark_sink.client import process
 from spark_sink.client.failure import Failure
 from spark_sink.client.slot_monitor import Lag
 from spark_sink.files.local import write_json
+from spark_sink.launcher import landing, opening, restart, sealer, streamer
 from spark_sink.launcher import launcher as launcher_module
-from spark_sink.launcher import opening, restart, sealer, streamer
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.launcher.restart import RestartPolicy
@@ -578,7 +578,7 @@ def test_an_idle_position_that_the_disk_has_refused_is_recorded_later(fake: Call
         write_json(path, value)
 
     monkeypatch.setattr(account, "write_json", full_once)
-    monkeypatch.setattr(launcher_module, "_RECORD_AGAIN_S", 0.05)
+    monkeypatch.setattr(landing, "_RECORD_AGAIN_S", 0.05)
     made = fake(WORK, [{}, {"idle": "0/4000"}])
     with Launcher(made.config(available_now=False)):
         until(lambda: made.confirmed_lsn == 0x4000)
