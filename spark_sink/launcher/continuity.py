@@ -25,7 +25,7 @@ account with what ``cdcpipe prepare`` has found on the server:
 | tables whose log is not there any more | `judge_lost_log`: a gap if the slot is beyond the tables |
 | the same, with a timeline that branched off before the tables, or before the newest copy of one | a gap |
 | the same, with a server that has gone back behind the newest copy of a table (`tables_gone_back`, diverged.json) | a gap |
-| the same, with tables of an older version, which did not record their timeline | a gap if any timeline branched off before them |
+| the same, with tables whose timeline is not known | a gap if any timeline branched off before them |
 
 After a gap the log goes on at the slot's position, or if that is later, at the log's end or where the tables are. Source: the
 manual, "Streaming Replication Protocol", TIMELINE_HISTORY; "Logical Decoding Concepts".
@@ -87,7 +87,7 @@ class FedTables:
     reached_lsn: int = 0
     """How far the log remembers the tables; 0 if it does not know them. Beyond the position: the tables are an older copy."""
     timeline: int = 0
-    """The timeline of the position; 0 if it is not known, because an older version has recorded the position."""
+    """The timeline of the position; 0 if it is not known, as right after pg_upgrade."""
     timeline_began_lsn: int = 0
     """Where that timeline branched off the one before; 0 on the first timeline, and if it is not known."""
 
@@ -343,7 +343,7 @@ def _diverged_tables(tables: FedTables, prepared: Prepared, branch_lsn: int, cop
     if tables.timeline == prepared.timeline:
         theirs = f"another server's {theirs}"
     elif not tables.timeline:
-        theirs = "a timeline that an older version has not recorded"
+        theirs = "a timeline that is not known"
     # Nobody knows on which timeline a copy was made.
     never = "never had" if tables.timeline and branch_lsn < reached else "may never have had"
     copied = f", and have a copy from {format_lsn(copied_lsn)}" if copied_lsn > reached else ""

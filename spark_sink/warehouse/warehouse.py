@@ -102,8 +102,8 @@ that an older program would undo or misread needs another version. Only warehous
 MASKS_VERSION: Final = 1
 """The version of masks.json."""
 
-_NO_TIMELINE: Final[Mapping[str, Any]] = {"timeline": 0, "timeline_began": format_lsn(0), "timeline_token": ""}
-"""What warehouse.json has of the position's timeline if it is not known. ``timeline_token``: the epoch token that it goes with."""
+_NO_TIMELINE: Final[Mapping[str, Any]] = {"timeline": 0, "timeline_began": format_lsn(0)}
+"""What warehouse.json has of the position's timeline if it is not known."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _HIDDEN_FIRST = frozenset(b"_-")
@@ -125,16 +125,14 @@ class Source:
     epoch_token: str = ""
     """The token of the epoch in ``position`` (staging/log.py); empty if it is not recorded."""
     timeline: int = 0
-    """The server's timeline in that epoch, or without a position in the first one; 0 if an older version did not record it."""
+    """The server's timeline in that epoch, or without a position in the first one; 0 if it is not known: after pg_upgrade, or if
+    the log lacked the epoch."""
     timeline_began_lsn: int = 0
-    """Where that timeline branched off the one before; 0 on the first timeline, and if it is not recorded."""
+    """Where that timeline branched off the one before; 0 on the first timeline, and if it is not known."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any], path: Path) -> Source:
         """Return the source that ``found`` tells, the contents of warehouse.json. Raises WarehouseError if the file is damaged."""
-        token = str(found.get("epoch_token", ""))
-        # An older version that ran since has recorded another position with its token, and has left the timeline as it was.
-        has_timeline = found.get("timeline_token") == token
         with undamaged(path):
             return cls(
                 system_id=str(found["system_id"]),
@@ -144,9 +142,9 @@ class Source:
                 staging=Path(found["staging"]) if "staging" in found else None,
                 begin=Position.parse(found["begin"]) if "begin" in found else None,
                 position=Position.parse(found["position"]) if "position" in found else None,
-                epoch_token=token,
-                timeline=int(found.get("timeline", 0)) if has_timeline else 0,
-                timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))) if has_timeline else 0,
+                epoch_token=str(found.get("epoch_token", "")),
+                timeline=int(found.get("timeline", 0)),
+                timeline_began_lsn=int(LSN.parse(found.get("timeline_began", "0/0"))),
             )
 
     def check(self, warehouse: str, theirs: str, hint: str, **values: str) -> None:
@@ -475,8 +473,7 @@ def _of_epoch(epoch: Epoch | None) -> dict[str, Any]:
     """Return what warehouse.json says of the position's epoch; None if nothing is known of it."""
     if epoch is None:
         return {"epoch_token": "", **_NO_TIMELINE}
-    timeline = {"timeline": epoch.timeline, "timeline_began": format_lsn(epoch.timeline_began_lsn), "timeline_token": epoch.token}
-    return {"epoch_token": epoch.token, **timeline}
+    return {"epoch_token": epoch.token, "timeline": epoch.timeline, "timeline_began": format_lsn(epoch.timeline_began_lsn)}
 
 
 def _check_layout(path: Path, found: Mapping[str, Any]) -> None:

@@ -297,7 +297,7 @@ LOST = {"confirmed_flush_lsn": LSN(0x600), "timeline": 2, "timeline_history": ((
         (replace(TABLES, timeline=1), {"timeline_history": ((1, 0x780),)}, 0x900, 0x700, 0x901, "have a copy from 0/900"),
         (OF_2, {}, 0, 0x300, 0x700, "another server's timeline 2"),  # both standbys were promoted
         (OF_2, {"timeline": 3}, 0, 0, 0x700, "timeline 3 branched off at 0/0"),  # the server does not know their timeline
-        (TABLES, {}, 0, 0x650, 0x700, "a timeline that an older version has not recorded up to 0/700"),
+        (TABLES, {}, 0, 0x650, 0x700, "a timeline that is not known up to 0/700"),
     ],
 )
 def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
@@ -317,7 +317,7 @@ def test_tables_that_lost_their_log_have_what_a_new_primary_never_had(
         (replace(TABLES, timeline=1), {"timeline_history": ((1, 0x700),)}),
         (replace(TABLES, timeline=2, timeline_began_lsn=0x650), {}),
         (replace(TABLES, timeline=2, timeline_began_lsn=0x650), {"timeline": 3, "timeline_history": ((1, 0x650), (2, 0x800))}),
-        (TABLES, {"timeline_history": ((1, 0x700),)}),  # an older version recorded no timeline
+        (TABLES, {"timeline_history": ((1, 0x700),)}),  # their timeline is not known
         (TABLES, {"timeline": 1, "timeline_history": ()}),
     ],
 )

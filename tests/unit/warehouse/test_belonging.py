@@ -331,22 +331,19 @@ def test_the_timeline_of_the_position_is_recorded(made: Path, tmp_path: Path) ->
         assert tables is not None
         return tables.timeline, tables.timeline_began_lsn
 
-    house.record(Position(3, 0x300))  # as by an older version
+    house.record(Position(3, 0x300))  # the log lacks the epoch
     assert timeline() == (0, 0)
     house.record(Position(3, 0x300), log)
     assert timeline() == (2, 0x150)
     house.open(epoch, ["8", "7"])  # the log has come back to its former server
     assert timeline() == (2, 0x150)
-    older = read_json(house.identity_path)
-    assert older is not None
-    write_json(house.identity_path, older | {"position": "4:0/400", "epoch_token": "xyz"})  # an older version ran since
-    assert timeline() == (0, 0)
-    write_json(house.identity_path, older)
+    before = read_json(house.identity_path)
+    assert before is not None
     house.open(replace(epoch, system_id="8", timeline=1), ["7"])  # after pg_upgrade, whose timelines are others
     assert (timeline(), house.source().epoch_token) == ((0, 0), "abc")  # the token is the log's
-    for name in "timeline", "timeline_began", "timeline_token":
-        del older[name]
-    write_json(house.identity_path, older)
+    for name in "timeline", "timeline_began":  # as in a warehouse of an older version
+        del before[name]
+    write_json(house.identity_path, before)
     assert house.open(epoch) == Position(3, 0x300)
     assert timeline() == (0, 0)
 
