@@ -18,10 +18,11 @@ from spark_sink.schema.table import MESSAGES, mergeable_lsn, replica_begin
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.lock import lock_owner
-from spark_sink.staging.log import Position, epoch_directory, former_system_ids, read_chain, removed_position
+from spark_sink.staging.log import Position, epoch_directory, read_chain, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
 from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
+from spark_sink.warehouse.belonging import check_log_of_tables
 from spark_sink.warehouse.gaps import TablesGap
 from spark_sink.warehouse.quiet import quiet_until
 from spark_sink.warehouse.warehouse import Warehouse, encode_name
@@ -55,7 +56,7 @@ def describe(
     recorded = account.read(root)  # after the server was asked, and before the end of the log is read (account.py)
     epochs, segments, end = read_chain(root)
     if tables is not None and epochs:
-        tables.check_log(root, epochs)
+        check_log_of_tables(tables.house, root, epochs)
     if report is not None and epochs and (why := _strange(report, epochs[-1], least_lsn)):
         report, server_error = None, CdcpipeError(why)
     recorded = recorded.of_log(0 if end is None else end.lsn)
@@ -153,14 +154,6 @@ class Tables:
         self._tables: dict[str, Table] = {}
         self._versions: dict[str, list[Version]] = {}
         self._unpublished: set[Table] | None = None
-
-    def check_log(self, root: Path, epochs: Sequence[Epoch]) -> None:
-        """Raise InvalidArgumentsError if the tables have the changes of another source than the log in ``root``."""
-        last, hint = epochs[-1], "leave --staging out, or give the staging directory that cdcpipe-spark run has with this warehouse"
-        values = {"database": last.database, "slot": last.slot}
-        if self.house.source().system_id not in former_system_ids(epochs):  # `run` notes the new one soon after pg_upgrade
-            values["system_id"] = last.system_id
-        self.house.check_source(f"but {root} has", hint, **values)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return an object for each table. `rungs` takes these objects."""

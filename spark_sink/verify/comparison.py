@@ -148,7 +148,7 @@ def verify(
     tell = tell or (lambda _text, _part: None)
     chosen = [house.find(name) for name in dict.fromkeys(tables)] or house.tables()
     place = staging_directory(None if staging is None else Path(staging), house)
-    check_log(house.source(), place)
+    check_log(house, place)
     check_key(house)
     versions = {table: house.versions(table) for table in chosen}
     keyless = [table for table in chosen if not has_key(versions[table])]

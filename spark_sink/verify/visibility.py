@@ -16,6 +16,7 @@ from spark_sink.client.checksum import ChecksumServer
 from spark_sink.staging.lock import lock_owner, owner_text
 from spark_sink.staging.log import list_epochs, log_end
 from spark_sink.warehouse import gaps
+from spark_sink.warehouse.belonging import check_log_of_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,17 +101,12 @@ class Visibility:
         return is_old | np.where(has_xid, ~(is_later | is_running), end_lsn <= self.wal_lsn)
 
 
-def check_log(source: Source, staging: Path) -> None:
+def check_log(house: Warehouse, staging: Path) -> None:
     """Raise InvalidArgumentsError unless the staging directory has the log that the tables are made of."""
     epochs = list_epochs(staging)
     if not epochs:
         raise InvalidArgumentsError(f"{staging} has no log, so it is not known how far the tables have to come", hint=_STAGING_HINT)
-    if (epochs[-1].slot, epochs[-1].database) != (source.slot, source.database):
-        raise InvalidArgumentsError(
-            f"{staging} has the log of slot {epochs[-1].slot} of database {epochs[-1].database}, but the tables have the changes"
-            f" of slot {source.slot} of database {source.database}",
-            hint=_STAGING_HINT,
-        )
+    check_log_of_tables(house, staging, epochs)
 
 
 def history_lsn_of(house: Warehouse) -> int:
@@ -145,12 +141,11 @@ def check_taken(connection: Sequence[str], house: Warehouse, staging: Path, tell
 
     The command calls this before it starts Spark, which takes longer.
     """
-    source = house.source()
-    check_log(source, staging)
+    check_log(house, staging)
     tell("asking the server", 0)
     with ChecksumServer(connection) as server:
         wal_lsn = check_server(server, house)
-        wait_for_log(server, source, staging, int(wal_lsn), math.inf, tell, until_taken=True)
+        wait_for_log(server, house.source(), staging, int(wal_lsn), math.inf, tell, until_taken=True)
 
 
 def wait_for_log(

@@ -15,15 +15,19 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.schema.table import copies_until
-from spark_sink.staging.log import Position, begin_lsn, has_log, list_epochs, log_end, removed_position
+from spark_sink.staging.log import Position, begin_lsn, former_system_ids, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
     "check_belonging",
+    "check_log_of_tables",
     "copied_lsn",
     "fed_tables",
     "goes_back_to",
@@ -56,6 +60,15 @@ def check_belonging(house: Warehouse, staging: Path, slot: str, *, begins_anew: 
         _check_slot(staging, slot)
         is_new = source is None or source.position is None
         _check_reader(house, staging, is_new=is_new, begins_anew=begins_anew)
+
+
+def check_log_of_tables(house: Warehouse, staging: Path, epochs: Sequence[Epoch]) -> None:
+    """Raise InvalidArgumentsError if the tables have the changes of another source than the log in ``staging`` with ``epochs``."""
+    last, hint = epochs[-1], "leave --staging out, or give the staging directory that cdcpipe-spark run has with this warehouse"
+    values = {"database": last.database, "slot": last.slot}
+    if house.source().system_id not in former_system_ids(epochs):  # `run` notes the new one soon after pg_upgrade
+        values["system_id"] = last.system_id
+    house.check_source(f"but {staging} has", hint, **values)
 
 
 def record_staging(house: Warehouse, staging: Path) -> None:

@@ -1,5 +1,6 @@
 """Which changes a snapshot of the server sees."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType
 
-from cdcpipe.errors import RewoundServerError
+from cdcpipe.errors import InvalidArgumentsError, RewoundServerError
 from spark_sink.schema.table import Table
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.writer import StagingWriter
 from spark_sink.verify import comparison
-from spark_sink.verify.visibility import VerifyError, check_server
+from spark_sink.verify.visibility import VerifyError, check_log, check_server
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_tables import struct, table_with_a_row
@@ -48,6 +50,20 @@ def test_transaction_ids_from_before_a_gap_are_those_of_another_history(
     compared = comparison._Comparison(None, house, [FRUIT], Server(), 10)
     compared.begin(tmp_path, 0.0, lambda *_: None)
     assert compared.find_early() == (FRUIT if is_early else None)
+
+
+@pytest.mark.parametrize(("name", "value"), [("system_id", "8"), ("database", "other"), ("slot", "s2"), ("number", 1)])
+def test_the_log_of_another_source_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    """Positions of another server mean nothing for the tables, although its slot and database have the same names."""
+    house, staging = Warehouse(tmp_path / "warehouse", "delta"), tmp_path / "staging"
+    house.open(EPOCH)
+    with StagingWriter(staging, slot="s2" if name == "slot" else "slot") as writer:
+        with pytest.raises(InvalidArgumentsError, match="has no log"):
+            check_log(house, staging)
+        writer.begin_epoch(replace(EPOCH, **{name: value}))
+    said = f"changes of {name} '.*', but .* has '{value}'"
+    with nullcontext() if name == "number" else pytest.raises(InvalidArgumentsError, match=said):
+        check_log(house, staging)
 
 
 @pytest.mark.parametrize(("reached_lsn", "gap_start", "has_gone_back"), [(100, None, False), (101, None, True), (101, 101, False)])
