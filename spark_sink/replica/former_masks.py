@@ -21,10 +21,11 @@ from spark_sink.schema.table import Table, copies_until
 from spark_sink.schema.types import plain_name
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import quote
-from spark_sink.warehouse.warehouse import noted_masks
+from spark_sink.warehouse.errors import undamaged
+from spark_sink.warehouse.warehouse import masks_path, noted_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["changed_kinds", "with_new_masks"]
 
 
-def with_new_masks(warehouse: Warehouse, table: Table, rows: DataFrame, copied_lsn: int, key: Collection[str]) -> DataFrame:
+def with_new_masks(warehouse: Warehouse, table: Table, rows: DataFrame, copied_lsn: int) -> DataFrame:
     """Return rows in a changelog's layout, of the time before a snapshot, without values that a changed mask hides.
 
-    The snapshots up to ``copied_lsn`` are in these rows: if one of them had the masks already, so have the rows. ``key`` names the
-    key's columns. With ``redact`` a value is ``***``. With ``hash`` it is NULL, as with ``null``: PostgreSQL's text of the value is
-    not known, and a value that is a hash already cannot be told from another one.
+    The snapshots up to ``copied_lsn`` are in these rows: if one of them had the masks already, so have the rows. With ``redact`` a
+    value is ``***``. With ``hash`` it is NULL, as with ``null``: PostgreSQL's text of the value is not known, and a value that is a
+    hash already cannot be told from another one.
     """
     names = data_columns(rows.schema)
-    kinds = changed_kinds(warehouse, table, {plain_name(name) for name in names}, copied_lsn, set(map(plain_name, key)))
+    kinds = changed_kinds(warehouse, table, {plain_name(name) for name in names}, copied_lsn)
     if not kinds:
         return rows
     masked: dict[str, list[StructField]] = {}
@@ -65,11 +66,11 @@ def _is_there(field: StructField) -> Column:
     return F.col(quote(field.name)).isNotNull() | F.coalesce(text.isNotNull(), F.lit(False))
 
 
-def changed_kinds(
-    warehouse: Warehouse, table: Table, columns: Collection[str], copied_lsn: int, key: Collection[str]
-) -> Mapping[str, str]:
+def changed_kinds(warehouse: Warehouse, table: Table, columns: Collection[str], copied_lsn: int) -> Mapping[str, str]:
     """Return the columns, as PostgreSQL calls them, with a mask that rows of before may lack, and the mask."""
-    changes = [each for each in noted_masks(warehouse.root).get("changes", []) if _matters(warehouse, table, each, copied_lsn)]
+    noted = noted_masks(warehouse.root).get("changes", [])
+    with undamaged(masks_path(warehouse.root)):  # one of a version that did not note the tables, too
+        changes = [each for each in noted if _matters(warehouse, table, each, copied_lsn)]
     found: dict[str, str] = {}
     if not changes:
         return found
@@ -77,19 +78,14 @@ def changed_kinds(
         kinds = warehouse.masks.kinds(*name, columns)
         for change in changes:
             then = Masks.of(change["masks"]).kinds(*name, columns)
-            # The mask of a key's column never changes. An older cdcpipe did not note of which tables the masks have changed.
-            kept = () if "tables" in change else key
             for column, kind in kinds.items():
-                if kind != then.get(column) and column not in kept:
+                if kind != then.get(column):
                     found[column] = kind if found.get(column, kind) == kind else NULL
     return found
 
 
 def _matters(warehouse: Warehouse, table: Table, change: Mapping[str, Any], copied_lsn: int) -> bool:
     """Tell whether rows that have the snapshots up to this LSN may be from before this change of the masks."""
-    tables: Iterable[Mapping[str, Any]] | None = change.get("tables")
-    if tables is None:
-        return True
-    until = [int(LSN.parse(each["until"])) for each in tables if Table.from_json(each) == table]
+    until = [int(LSN.parse(each["until"])) for each in change["tables"] if Table.from_json(each) == table]
     copied = copies_until(warehouse.versions(table), copied_lsn)
     return bool(until) and max(copied, default=0) <= max(until)

@@ -165,7 +165,7 @@ def with_former(
         return rows
     piece = pieces[-1]
     found = _without_uncertain(warehouse, table, changes, found, piece, snapshot_lsn)
-    found = with_new_masks(warehouse, table, found, copied_lsn, piece.key)
+    found = with_new_masks(warehouse, table, found, copied_lsn)
     found, keyless = _keyed(_ended(found, changes.where(F.col("_cdc_end_lsn") == snapshot_lsn)), piece)
     # Under another key than before, several deleted rows may have the same key.
     newest = Window.partitionBy("_cdc_at").orderBy(F.desc("_cdc_commit_time"))

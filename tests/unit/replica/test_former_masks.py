@@ -11,6 +11,7 @@ import pytest
 
 from spark_sink.replica import former_masks
 from spark_sink.schema.table import Table, Version
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 
 PERSON = Table("public", "person")
@@ -30,8 +31,6 @@ NONE: dict[str, Any] = {"until": "1:0/100", "masks": {}}
         ([{**NONE, "tables": [{**SAID, "name": "other"}]}], 0x90, {}),
         ([{**NONE, "tables": [SAID], "masks": {"*.*.ssn": "null"}}], 0x90, {"id": "hash"}),
         ([{**NONE, "tables": [SAID], "masks": {"*.*.ssn": "redact"}}], 0x90, {"id": "hash", "ssn": "null"}),
-        # An older cdcpipe has noted less: the table may be one of those. Its key has had no other mask.
-        ([NONE], 0x300, {"ssn": "null"}),
     ],
 )
 def test_the_masks_that_rows_may_lack(tmp_path: Path, changes: list[Any], copied_lsn: int, expected: dict[str, str]) -> None:
@@ -41,5 +40,13 @@ def test_the_masks_that_rows_may_lack(tmp_path: Path, changes: list[Any], copied
     house.write_versions(PERSON, [first, replace(first, end_lsn=0x200, snapshot=((1, "id"),))])
     masks = {"public.person.ssn": "null", "public.*.id": "hash"}
     masks_path(tmp_path).write_text(json.dumps({"version": 1, "masks": masks, "key": None, "changes": changes}))
-    found = former_masks.changed_kinds(house, PERSON, {"id", "ssn", "note"}, copied_lsn, {"id"})
+    found = former_masks.changed_kinds(house, PERSON, {"id", "ssn", "note"}, copied_lsn)
     assert found == expected
+
+
+def test_a_change_that_does_not_name_its_tables_is_refused(tmp_path: Path) -> None:
+    """Nobody knows then which rows lack the masks."""
+    masks_path(tmp_path).parent.mkdir()
+    masks_path(tmp_path).write_text(json.dumps({"version": 1, "masks": {}, "key": None, "changes": [NONE]}))
+    with pytest.raises(WarehouseError, match=r"masks.json is damaged: KeyError\('tables'\)"):
+        former_masks.changed_kinds(Warehouse(tmp_path, "delta"), PERSON, {"ssn"}, 0x90)
