@@ -45,6 +45,9 @@ _ENDS: Final = (_REMOVED, "failure")
 _Key: TypeAlias = tuple[int, int]
 """The number of a server (servers.py), and the OID of a table there."""
 
+_Leaves: TypeAlias = "Mapping[str, set[tuple[str | None, bool]]]"
+"""What partitions say of each column, by its name: the missing value, and ``is_filled``."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Said:
@@ -55,7 +58,7 @@ class _Said:
     """How often the capture had ended before the message."""
     description: TableDescription
     dropped: Mapping[int, str]
-    is_doubtful: bool
+    is_doubtful: bool = False
     """Whether the description is not of the table at its place."""
     repeated: Place | None = None
     """The place of the last message that said the same again. Of several equal ones only the first and the last count."""
@@ -72,16 +75,46 @@ class _Known:
     gone: frozenset[int] = frozenset()
     """The numbers of the columns that were dropped."""
 
+    def take(self, said: _Said, leaves: _Leaves, *, is_continued: bool) -> bool:
+        """Add what the next message says of the table. Return whether its description is doubtful, and so is not used.
+
+        ``leaves`` is what the message says of the table's partitions. With ``is_continued``, every command since the last message
+        about the table has sent one.
+        """
+        last, description = self.said[-1] if self.said else None, said.description
+        if last is not None and last.description.columns == description.columns:
+            description = replace(description, columns=last.description.columns)  # saves memory
+        numbers = frozenset(column.facts.number for column in description.columns)
+        is_doubtful = (is_continued and not self.present <= numbers) or bool(self.gone & numbers)
+        may_repeat = is_continued and not is_doubtful and not said.dropped
+        if may_repeat and last is not None and not last.is_doubtful and last.description == description:
+            # Each ATTACH describes all partitions again: kept for years, that would be gigabytes. All columns are in `first`.
+            self.said[-1], self.present = replace(last, repeated=said.place), numbers
+            return False
+        self.said.append(replace(said, description=description, is_doubtful=is_doubtful))
+        if not is_doubtful:
+            self.present = numbers
+        for column in description.columns:
+            facts, told = column.facts, leaves.get(column.name)
+            if told is not None:
+                facts = _of_leaves(facts, told)
+            elif description.is_partitioned and facts.missing is None and not is_continued:
+                # It may be older than the message. Then the partitions may have its missing value: this table has no rows.
+                facts = replace(facts, is_filled=True)
+            # A doubtful one may be that of the command that added a column. Missing values are right there, too, and a
+            # rewrite takes them out of later descriptions.
+            if not is_doubtful or facts.missing is not None:
+                self.first.setdefault(facts.number, facts)
+        return is_doubtful
+
 
 def _any_between(places: Sequence[Place], start: Place, until: Place) -> bool:
     """Tell whether one of the places, which are in order, is behind ``start``, and not behind ``until``."""
     return bisect_right(places, until) > bisect_right(places, start)
 
 
-def _leaves(
-    root: TableDescription, children: Mapping[int, Sequence[TableDescription]]
-) -> Mapping[str, set[tuple[str | None, bool]]]:
-    """Return what the partitions that have a table's rows say of each column, by its name: the missing value, and ``is_filled``.
+def _leaves(root: TableDescription, children: Mapping[int, Sequence[TableDescription]]) -> _Leaves:
+    """Return what the partitions that have a table's rows say of each column.
 
     A command's message about a partitioned table describes all its partitions, too. So does one that names a dropped column of it:
     the partitions have lost the column, too. Others need not.
@@ -96,11 +129,6 @@ def _leaves(
         for column in each.columns:
             found.setdefault(column.name, set()).add((column.facts.missing, column.facts.is_filled))
     return found
-
-
-def _is_repeated(last: _Said, description: TableDescription) -> bool:
-    """Tell whether a description is the same as the last one, which was of the table at its place."""
-    return not last.is_doubtful and last.description == description
 
 
 def _of_leaves(facts: ColumnFacts, told: set[tuple[str | None, bool]]) -> ColumnFacts:
@@ -192,33 +220,10 @@ class Descriptions:
             leaves = _leaves(description, children) if has_leaves else {}
             if self._dropped.pop(key, None) is not None:
                 known.present = known.gone = frozenset()
-            last = known.said[-1] if known.said else None
-            if last is not None and last.description.columns == description.columns:
-                description = replace(description, columns=last.description.columns)  # saves memory
-            is_continued = kind != _BEGIN and last is not None and not self._is_over(last, place)
-            numbers = frozenset(column.facts.number for column in description.columns)
-            is_doubtful = (is_continued and not known.present <= numbers) or bool(known.gone & numbers)
+            is_continued = kind != _BEGIN and bool(known.said) and not self._is_over(known.said[-1], place)
             dropped = said.dropped_columns.get(description.relation_id, {})
-            if last is not None and _is_repeated(last, description) and is_continued and not is_doubtful and not dropped:
-                # Each ATTACH describes all partitions again: kept for years, that would be gigabytes. All columns are in `first`.
-                known.said[-1], known.present = replace(last, repeated=place), numbers
-                continue
-            known.said.append(_Said(place, len(self._ends), description, dropped, is_doubtful))
-            if is_doubtful:
+            if known.take(_Said(place, len(self._ends), description, dropped), leaves, is_continued=is_continued):
                 doubtful.append(description.table)
-            else:
-                known.present = numbers
-            for column in description.columns:
-                facts, told = column.facts, leaves.get(column.name)
-                if told is not None:
-                    facts = _of_leaves(facts, told)
-                elif description.is_partitioned and facts.missing is None and not is_continued:
-                    # It may be older than the message. Then the partitions may have its missing value: this table has no rows.
-                    facts = replace(facts, is_filled=True)
-                # A doubtful one may be that of the command that added a column. Missing values are right there, too, and a
-                # rewrite takes them out of later descriptions.
-                if not is_doubtful or facts.missing is not None:
-                    known.first.setdefault(facts.number, facts)
         for relation_id in said.dropped.values():
             self._dropped[self._key(relation_id, place)] = place[0]
         if kind in _ENDS:
