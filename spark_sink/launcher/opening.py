@@ -313,8 +313,9 @@ class Opening:
         if is_here and log.fed_by_another is None:
             return verdict
         # On another timeline or server, copies count, too: one may be of transactions that never happened there. Whatever gap the
-        # look without them has found, a copy from after its end would count as one that was made after it.
-        copied_lsn = max(copied.read(config.staging), self._read_copied_lsn())  # an older version has not recorded its copies
+        # look without them has found, a copy from after its end would count as one that was made after it. Only the tables know of
+        # their newest copies if the staging directory is an older copy.
+        copied_lsn = max(copied.read(config.staging), self._read_copied_lsn())
         if not is_here:
             verdict = judge(replace(log, copied_lsn=copied_lsn), prepared, config.accept_system_id, now)
         return judge_own_history(log, verdict, prepared, copied_lsn, now)

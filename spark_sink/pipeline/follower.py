@@ -72,7 +72,7 @@ def is_out_of_date(ex: Exception) -> bool:
 class Follower:
     """Keeps the replicas of a warehouse up to date with its changelogs.
 
-    Each round holds the right to merge. After a merge, the replica is registered in ``names``. If an error ends the rounds, the
+    Each round holds the right to merge. After a merge, the replica is registered in ``catalog``. If an error ends the rounds, the
     follower's thread calls ``on_error`` with it. ``merges`` counts how long each merge took.
     """
 

@@ -85,7 +85,7 @@ class MicroBatch:
     """The next segments of the log, to be written to the changelogs.
 
     Executors read the segments from ``server``, or without a server at the same path as this process. A ``follower`` is told which
-    changelogs have new changes. ``names`` drops the views with the histories of tables before they are altered.
+    changelogs have new changes. ``catalog`` drops the views with the histories of tables before they are altered.
     """
 
     def __init__(

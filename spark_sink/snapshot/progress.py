@@ -68,7 +68,7 @@ def resume(directory: Path, purpose: str) -> Begun | None:
     if found is None or found["purpose"] != purpose:
         remove_tree(directory)
         return None
-    token, done = found.get("token", ""), {}
+    token, done = found["token"], {}
     for name in list_names(directory):
         match = re.fullmatch(rf"([0-9]+)-{token}\.json", name)
         if match is not None and (written := _noted(directory / name)) is not None:

@@ -216,14 +216,7 @@ def _is_same(recorded: str, house: Warehouse) -> bool:
 
 def _feeds(staging: Path, warehouse: str) -> bool:
     """Tell whether a warehouse is still there, and has its changes from the log in ``staging``."""
-    try:
-        root = place(warehouse)
-    except InvalidArgumentsError as ex:  # an earlier version took URLs that name one place for Python and another one for Spark
-        raise InvalidArgumentsError(
-            f"the log in {staging} belongs to the tables in {warehouse}, which is one place for Python and another one for Spark",
-            hint="begin new tables: a new --warehouse, and --snapshot initial",
-        ) from ex
-    found = read_json(root / "_cdcpipe/warehouse.json")
+    found = read_json(place(warehouse, "the warehouse of this log") / "_cdcpipe/warehouse.json")
     return found is not None and "staging" in found and not _is_other(Path(str(found["staging"])), staging)
 
 
