@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import spark_sink
-from cdcpipe.errors import GapError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, GapError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.snapshot.table import copy_table
