@@ -21,6 +21,7 @@ from support.fake_streamer import make_fake
 from support.staged import make_epoch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.fake_streamer import Fake
@@ -34,7 +35,8 @@ class Exports:
         self.creates_slot: list[bool] = []
         monkeypatch.setattr(copy, "ExportedSnapshot", self.take)
 
-    def take(self, config: Any, *_: Any, **_options: Any) -> Any:
+    def take(self, config: Any, *_: Any, on_held: Callable[[], None], **_options: Any) -> Any:
+        on_held()
         self.creates_slot.append(config.create_slot)
         is_left_over = not self.done
         lsn = LSN(0x200 if is_left_over else 0x300)

@@ -306,7 +306,7 @@ def test_of_two_first_starts_at_one_moment_the_later_one_leaves_the_record_of_th
         InitialSnapshot(LauncherConfig(slot, tmp_path / slot, create_slot=True), house) for slot in ("earlier", "later")
     )
     monkeypatch.setattr(initial, "slot_exists", lambda *_: False)
-    monkeypatch.setattr(later, "_begins", lambda _: earlier._note(is_complete=False) or True)
+    monkeypatch.setattr(later, "_begins", lambda: earlier._note(is_complete=False) or True)
     held = house.local_root(tmp_path) / "_cdcpipe/snapshot_export/lock"
     held.parent.mkdir(parents=True)
     text = "another process holds a snapshot" if is_held else "another run has just begun"
