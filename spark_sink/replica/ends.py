@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["POSITION", "all_ends", "end_position", "ends_all", "exact_time", "first_time"]
 
-POSITION: Final = ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal")
-"""The columns whose order is the order of the changes."""
+POSITION: Final = ("_cdc_end_lsn", "_cdc_ordinal")
+"""The columns whose order is the order of the changes. Epochs do not count: a log that was lost begins with the first one again."""
 
 _LAST_ORDINAL: Final = (1 << 31) - 1
 
@@ -29,8 +29,8 @@ def end_position() -> Column:
 
     A DROP TABLE stands before the change with the same position, which is one of a new table with the name.
     """
-    *before, ordinal = POSITION
-    return F.struct(*before, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
+    lsn, ordinal = POSITION
+    return F.struct(lsn, F.when(F.col("_cdc_op") == "drop", F.col(ordinal) - 1).otherwise(F.col(ordinal)).alias(ordinal))
 
 
 def exact_time(micros: int | None) -> Column:
@@ -58,9 +58,9 @@ def all_ends(changes: DataFrame) -> Column:
     before = (F.col("_cdc_end_lsn") - 1).alias("_cdc_end_lsn"), F.lit(_LAST_ORDINAL).alias("_cdc_ordinal")
     snapshots = (
         changes.where(F.col("_cdc_op") == "snapshot")
-        .groupBy("_cdc_epoch", "_cdc_end_lsn")
+        .groupBy("_cdc_end_lsn")
         .agg(F.min("_cdc_commit_time").alias("_cdc_commit_time"))
-        .select(F.struct("_cdc_epoch", *before).alias("at"), until.alias("until"))
+        .select(F.struct(*before).alias("at"), until.alias("until"))
     )
     found = ends.unionByName(snapshots)
     kind = found.schema.simpleString().replace("struct<", "array<struct<", 1) + ">"

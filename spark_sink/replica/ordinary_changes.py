@@ -376,9 +376,9 @@ def _check(rows: Mapping[str, pa.Array], copy_lsn: int | None) -> None:
 
 
 def _sorted(rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
-    epoch, lsn, ordinal = (rows[name].to_numpy() for name in ("_cdc_epoch", "_cdc_end_lsn", "_cdc_ordinal"))
+    lsn, ordinal = (rows[name].to_numpy() for name in POSITION)
     step = np.diff(lsn)
     if ((step > 0) | ((step == 0) & (np.diff(ordinal) > 0))).all():
         return rows
-    order = pa.array(np.lexsort((ordinal, lsn, epoch)))
+    order = pa.array(np.lexsort((ordinal, lsn)))
     return {name: values.take(order) for name, values in rows.items()}

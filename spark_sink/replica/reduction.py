@@ -70,7 +70,7 @@ class Summary:
     """Facts about some changes that `reduce` needs. One or two passes over a few of their columns find them."""
 
     count: int
-    truncated_at: tuple[int, int, int] | None
+    truncated_at: tuple[int, int] | None
     """The position of the last TRUNCATE or DROP TABLE. No change at or before it has a row."""
     unchanged: tuple[str, ...]
     """The columns that some update did not send."""
@@ -215,7 +215,7 @@ def _growth() -> Column:
     return F.count_if(begins) - F.count_if(is_delete & ~is_before)
 
 
-def _after(changes: DataFrame, end: tuple[int, int, int]) -> DataFrame:
+def _after(changes: DataFrame, end: tuple[int, int]) -> DataFrame:
     """Return the changes after a position that `end_position` tells."""
     numbers = zip(POSITION, end, strict=True)
     return changes.where(
@@ -223,7 +223,7 @@ def _after(changes: DataFrame, end: tuple[int, int, int]) -> DataFrame:
     )
 
 
-def _names(changes: DataFrame) -> tuple[tuple[int, int, int] | None, tuple[str, ...], tuple[str, ...]]:
+def _names(changes: DataFrame) -> tuple[tuple[int, int] | None, tuple[str, ...], tuple[str, ...]]:
     """Return parts of a summary: the position of the last TRUNCATE, the names of unsent columns and of columns with exact texts."""
     row = changes.agg(
         F.max(F.when(ends_all(), end_position())).alias("truncated_at"),

@@ -74,7 +74,8 @@ class Source:
             if name in (unchanged or ()):
                 values[index] = None
         old_key = None if old is None else (old[0], old[1], None, None, None)
-        self.changes.append((*values, op, 1, self.lsn + 1, self.ordinal, 1, self.time, unchanged, old_key, None))
+        epoch = 2 if op == "snapshot" else 1  # a log that was lost, which the copies have seen, begins with epoch 1 again
+        self.changes.append((*values, op, epoch, self.lsn + 1, self.ordinal, 1, self.time, unchanged, old_key, None))
         self.ordinal += 1
 
     def insert(self, key: int) -> None:
