@@ -257,9 +257,10 @@ def leaves_of(relation: str) -> str:
 
 
 def parents_of(relation: str) -> str:
-    """Return an expression for the tables whose rows a relation's rows are, too, as a JSON array of pairs of schema and name.
+    """Return an expression for the tables that a relation is a partition of, or inherits from, at any depth.
 
-    These are the tables of which it is a partition, or from which it inherits, at any depth. It is NULL if there are none.
+    They are a JSON array of pairs of schema and name, which is NULL if there are none. A partition that is being detached counts:
+    its rows still were those of the root.
     """
     return (
         "(WITH RECURSIVE up (oid) AS ("

@@ -78,7 +78,7 @@ class Masks:
             is_exact = pattern.table.is_exact and pattern.column.is_exact and pattern.table.matches(schema, table)
             if is_exact and not any(map(pattern.column.matches, columns)):
                 name, other = pattern.column.pieces[0], exactly(schema, table, "NEW")
-                back, loose = mask_options({pattern.text: OFF}), mask_options({_loosely(schema, table, name): kind})
+                back, loose = mask_options({pattern.text: OFF}), mask_options({_loosely(schema, table, name, columns): kind})
                 raise InvalidArgumentsError(
                     f"table {schema}.{table} has no column {name!r}, which --mask names (it has {', '.join(columns)}): if it was"
                     " dropped or renamed, its values would be shown",
@@ -176,10 +176,12 @@ class Masks:
         return hmac.digest(self.with_key().key, _CHECKED, "sha256").hex()[:16] if self.needs_key else None
 
 
-def _loosely(schema: str, table: str, column: str) -> str:
-    """Return a pattern of this column that has a ``*`` within the name, so that it may match nothing."""
-    middle = len(column) // 2
-    return f"{exactly(schema, table, column[:middle])}*{exactly(column[middle:])}"
+def _loosely(schema: str, table: str, column: str, others: Collection[str]) -> str:
+    """Return a pattern of this column that has a ``*``, so that it may match nothing. It does not match the others, if one can."""
+    cuts = sorted(range(len(column) + 1), key=lambda cut: abs(2 * cut - len(column)))
+    patterns = [f"{exactly(schema, table, column[:cut])}*{exactly(column[cut:])}" for cut in cuts]
+    alone = (each for each in patterns if not any(map(ColumnPattern.parse(each, "--mask").column.matches, others)))
+    return next(alone, patterns[0])
 
 
 NO_MASKS: Final = Masks()

@@ -269,7 +269,7 @@ class MicroBatch:
                 names, published = self._former_names, tables.published.at(use.end_lsn)
                 parts = () if use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn) else published.parts(relation)
                 former |= names.of(relation.relation_id, use.end_lsn, parts, is_new=is_new)
-                former |= published.parents(relation) if is_new else set()
+                former |= published.parents(relation)
             for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

@@ -94,7 +94,7 @@ class PublishedTables:
         return [] if found is None else [int(each["relation_id"]) for each in found.get("parts") or ()]
 
     def parents(self, relation: Relation) -> set[Table]:
-        """Return the tables of which it is a partition, or from which it inherits; empty if nobody is to be asked."""
+        """Return the tables of which it is a partition, or from which it inherits; none if it is gone, or nobody is to be asked."""
         found = self._find(relation, is_of_now=True)
         return set() if found is None else {Table.from_json(each) for each in found.get("parents") or ()}
 

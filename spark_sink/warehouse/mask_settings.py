@@ -46,23 +46,21 @@ _logger = logging.getLogger(__name__)
 
 
 def check_new(house: Warehouse, tables: Collection[Mapping[str, Any]]) -> None:
-    """Check the masks that are not noted yet with the published ``tables`` (`Prepared.tables`). Warns of one that masks nothing.
+    """Check the masks with the published ``tables`` (`Prepared.tables`). Warns of one that is not noted yet and masks nothing.
 
-    Raises InvalidArgumentsError for a column that its table does not have. If it were noted, a start without it would fail, too. It
-    also does so if a column is masked in a table, but not in one of its partitions, or of the tables that inherit from it, which is
-    published under its own name.
+    Raises InvalidArgumentsError if a column is masked in a table, but not in one of its partitions, or of the tables that inherit
+    from it, which is published under its own name. Also raises it for a mask that is not noted yet with a column that its table
+    does not have. If it were noted, a start without it would fail, too.
     """
-    noted = noted_masks(house.root).get("masks", {})
-    new = {pattern: kind for pattern, kind in house.masks.as_kinds.items() if pattern not in noted}
-    if not new:
-        return
     columns = {(str(each["schema"]), str(each["name"])): [str(c["name"]) for c in each.get("columns", ())] for each in tables}
-    for table, names in columns.items():
-        Masks.of(new).check_there(*table, names)
     for each in tables:
         own = str(each["schema"]), str(each["name"])
         for parent in each.get("parents", ()):
             house.masks.check_renamed((parent["schema"], parent["name"]), own, columns[own])
+    noted = noted_masks(house.root).get("masks", {})
+    new = {pattern: kind for pattern, kind in house.masks.as_kinds.items() if pattern not in noted}
+    for table, names in columns.items():
+        Masks.of(new).check_there(*table, names)
     for pattern, kind in new.items():
         if not any(Masks.of({pattern: kind}).kinds(*table, names) for table, names in columns.items()):
             _logger.warning("--mask %s masks no column of a published table", pattern)

@@ -398,6 +398,15 @@ def test_what_has_the_rows_of_a_masked_table_is_not_shown(spark: Any, database: 
     with pytest.raises(InvalidArgumentsError, match=r"public\.orders_2 has rows of public\.orders, and"):
         hidden.copy("orders_2")
     hidden.run(masks={"public.orders_2.email": "redact"})
+    # A table of its own that is attached.
+    hidden.execute("create table orders_3 (id int primary key, email text)", "insert into orders_3 values (21, 'shown')")
+    hidden.run()
+    hidden.execute(
+        "alter table orders attach partition orders_3 for values from (20) to (30)", "insert into orders values (22, 'canary')"
+    )
+    with pytest.raises(InvalidArgumentsError, match=r"public\.orders_3 has rows of public\.orders, and"):
+        hidden.run()
+    hidden.run(masks={"public.orders_3.email": "redact"})
     hidden.execute("alter publication p set (publish_via_partition_root)")
     hidden.run(masks={"public.orders.email": "off"}, heal="off")
     with pytest.raises(InvalidArgumentsError, match=r"public\.orders has rows of public\.orders_1, and"):

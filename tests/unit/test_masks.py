@@ -91,6 +91,14 @@ def test_hints_quote_names(name: str) -> None:
     assert mended.kinds(*before, columns) == {columns[0]: "hash", columns[1]: "null"}
 
 
+@pytest.mark.parametrize("name", ["d", "ky", "email"])
+def test_the_mask_of_a_dropped_column_leaves_the_others_alone(name: str) -> None:
+    masks, others = Masks.of({f"public.t.{name}": "hash"}), ["id", "key", "note", "email_verified"]
+    with pytest.raises(InvalidArgumentsError, match="which --mask names") as raised:
+        masks.check_there("public", "t", others)
+    assert given(masks, raised.value.hint).kinds("public", "t", [name, *others]) == {name: "hash"}
+
+
 def given(masks: Masks, hint: str | None) -> Masks:
     """Return the masks after a start with the options that a hint names."""
     assert hint
