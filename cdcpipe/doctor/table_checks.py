@@ -9,7 +9,7 @@ from types import MappingProxyType
 from cdcpipe.catalog_sql import GENERATED_COLUMNS_SINCE
 from cdcpipe.doctor.facts import Facts, Partition, Publication, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.publishing import FULL, own
+from cdcpipe.publishing import FULL, companion_name, own
 from cdcpipe.replication.new_publications import contents, identity_statements
 from cdcpipe.replication.tables import grants
 from cdcpipe.sql import quote_identifier, quote_table
@@ -123,10 +123,12 @@ def _publish(facts: Facts, publication: Publication, missing: Sequence[str]) -> 
 def _refusing(facts: Facts, publication: Publication) -> list[str]:
     """Return the tables on which the server would refuse commands if the publication had UPDATE and DELETE.
 
-    It is not known which table is in which publication. So a table that another one publishes may be named, too.
+    It is not known which table is in which publication. So a table that another one publishes may be named, too. Only those of
+    ``--keyless insert-only`` are known to be in the companion.
     """
     everything = frozenset(_NOT_PUBLISHED)
-    lacking = [table for table in facts.tables if any(each.identity is None for each in table.partitions)]
+    has_companion = companion_name(publication.name) in {each.name for each in facts.publications}
+    lacking = [table for table in facts.tables if not has_companion and any(each.identity is None for each in table.partitions)]
     then = replace(
         facts,
         publications=(replace(publication, operations=everything),),
@@ -264,7 +266,7 @@ def keys(facts: Facts) -> Iterator[Verdict]:
             fix = "publish the key's columns: ALTER PUBLICATION … DROP TABLE, then ADD TABLE with them in the list"
         elif table.published.has_deferrable_key:
             fix = f"ALTER TABLE {_sql(table)} DROP CONSTRAINT …, ADD PRIMARY KEY (…), this time without DEFERRABLE"
-        if any(each.identity is None for each in table.partitions):  # and nothing is refused
+        if facts.publications and any(each.identity is None for each in table.partitions):  # and nothing is refused
             fix += "; then move the table to a publication that has UPDATE and DELETE, because its own one has not"
         yield warning(why, "it gets a changelog, and no replica of its current rows", fix, subject=table.name)
     if facts.tables and not found:

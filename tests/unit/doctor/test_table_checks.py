@@ -83,6 +83,14 @@ def test_operations_of_tables_without_a_key() -> None:
     fewer = replace(companion, operations=frozenset({"insert"}))
     given = facts(asked=asked, publications=(fewer,), tables=(log,))
     judge(check, given, "warning leaves out truncate … SET (publish = 'insert, truncate')")
+    own = replace(PUBLICATION, operations=frozenset({"insert", "update"}))  # log is in the other one
+    given = facts(asked=asked, publications=(own, companion), tables=(log,))
+    judge(
+        check,
+        given,
+        "warning leaves out delete, truncate … SET (publish = 'insert, update, delete, truncate')",
+        "ok tables without a key",
+    )
     # So it is with a publication of one's own.
     mine = facts(publications=(replace(PUBLICATION, operations=keyless),), tables=(table(), log))
     judge(check, mine, "warning leaves out update, delete … first give public.log a replica identity")
@@ -174,6 +182,12 @@ def test_identity(given: Table, expected: str) -> None:
 )
 def test_keys(given: Table, expected: str) -> None:
     judge(table_checks.keys, facts(tables=(given,)), expected)
+
+
+def test_a_table_without_a_key_for_which_c_makes_the_publications() -> None:
+    given = table(published={"primary_key": ()}, partitions=(Partition("public", "t", "d", None),))
+    (found,) = table_checks.keys(facts(publications=(), tables=(given,)))
+    assert found.fix == 'ALTER TABLE "public"."t" ADD PRIMARY KEY (…)'
 
 
 @pytest.mark.parametrize(
