@@ -208,6 +208,9 @@ class Runner(Background):
             self.launcher.register = lambda: register_copies(self._warehouse, config.launcher.staging)
         stack.enter_context(self.launcher)
         self._check_stopping()
+        if self._snapshot.is_left and not self.launcher.progress.gaps:  # the launcher has found the slot: on another server
+            self._snapshot.prepare(self._stopping.is_set)
+            self._check_stopping()
         assert self.launcher.prepared is not None
         self._name_keyless(self.launcher.prepared)
         check_new(self._warehouse, self.launcher.prepared.tables)

@@ -77,6 +77,8 @@ class InitialSnapshot(Snapshot):
     ) -> None:
         super().__init__(config, warehouse, "snapshot", chunk_bytes, hold_s)
         self.is_needed = False
+        self.is_left = False
+        """Whether `prepare` has left the slot, which it did not find, to the launcher."""
         self._mode = mode
         self._on_held = self._record_begin
         self._noted: dict[str, Any] | None = None
@@ -102,8 +104,16 @@ class InitialSnapshot(Snapshot):
         if found is None and self._mode is None and not self._begins():
             return
         try:
-            if self._has_lost_slot(is_stopping):
+            self.is_left = self._has_lost_slot(is_stopping)
+            if self.is_left:
                 return
+            if found is None and self._mode is None and has_log(self.config.staging):
+                _logger.warning(
+                    "the tables in %s begin with a copy of the rows as they are now. The log in %s has changes from before; they"
+                    " are not in the changelogs. With --snapshot never the tables have these changes, and no copy",
+                    self.warehouse.name,
+                    self.config.staging,
+                )
             self._take(is_stopping)
         except InterruptedError:
             return
@@ -159,13 +169,6 @@ class InitialSnapshot(Snapshot):
                 self.warehouse.name,
             )
             return False
-        if has_log(self.config.staging):
-            _logger.warning(
-                "the tables in %s begin with a copy of the rows as they are now. The log in %s has changes from before; they are"
-                " not in the changelogs. With --snapshot never the tables have these changes, and no copy",
-                self.warehouse.name,
-                self.config.staging,
-            )
         return True
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:

@@ -101,3 +101,14 @@ def test_only_a_new_pipeline_gets_a_slot(
         snapshot._take_another()  # the server has restarted, and may have lost the slot
         assert exports.creates_slot[0] is is_new
         assert not exports.creates_slot[-1]
+
+
+def test_a_slot_that_another_server_of_the_names_had_not(server: Fake, exports: Exports) -> None:
+    """A standby has answered, and then the primary, where the launcher finds the slot and no gap."""
+    copy_one(server)
+    server.set_turns([{"exit": ExitCode.SLOT_NOT_EXIST}, {}])
+    snapshot = prepare(server)
+    assert (snapshot.is_left, snapshot.is_needed, exports.done) == (True, False, [])
+    snapshot.prepare(lambda: False)
+    assert (snapshot.is_left, snapshot.is_needed) == (False, True)
+    assert exports.done
