@@ -120,7 +120,7 @@ class Opening:
         if verdict.is_new_epoch:
             self._begin_epoch(prepared, verdict)
             return prepared
-        return replace(prepared, wal_lsn=before.wal_lsn)  # with available_now, the end stays where it was
+        return replace(prepared, wal_lsn=before.wal_lsn) if self._config.available_now else prepared  # the end stays where it was
 
     def record_gone_back(self, prepared: Prepared, cause: str) -> None:
         """Record that the server has gone back behind the end of the log. The next `open` or `reopen` takes it as a gap."""

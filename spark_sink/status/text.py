@@ -121,8 +121,9 @@ def ladder_row(rung: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _is_elsewhere(row: Mapping[str, Any]) -> bool:
     """Tell whether a table's directories do not have its name: it was renamed, or another one has these."""
-    schema, dot, name = row["table"].partition(".")
-    return bool(dot) and row["directory"] != encode_name(Table(schema, name))
+    name = str(row["table"])
+    dots = [place for place, letter in enumerate(name) if letter == "."]  # schema and table may have one, too
+    return bool(dots) and row["directory"] not in {encode_name(Table(name[:dot], name[dot + 1 :])) for dot in dots}
 
 
 def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
