@@ -44,6 +44,9 @@ def general_settings(*, ui: bool) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         "spark.sql.streaming.metricsEnabled": "false",
+        # How long a stop of Spark waits for listeners. A program's own one, in Python, may wait for the thread that stops Spark. By
+        # default there is no limit.
+        "spark.scheduler.listenerbus.exitTimeout": "10s",
         # The checkpoint is in a local directory (docs/decisions/0040). There Spark's default starts `readlink` five times for each
         # file that it renames, because Hadoop's FileContext asks whether a path is a link. Both rename in one step.
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
