@@ -51,7 +51,7 @@ def use(name: str) -> str:
     global _format  # noqa: PLW0603 - a process has one stderr
     _format = name
     if is_json() and isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(encoding="utf-8")
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     return name
 
 

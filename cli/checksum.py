@@ -77,6 +77,8 @@ def command(**options: Any) -> None:
     parameters = connection_parameters_of(**options)
     requests = map(_parse, sys.stdin)
     first = list(itertools.islice(requests, 1))  # what is wrong with it shows before there is a connection
+    if not first:
+        return
     with connected(parameters) as connection, connected(connection.parameters_here) as another:
         server = _Server(Checksums(connection), another)
         for request in itertools.chain(first, requests):

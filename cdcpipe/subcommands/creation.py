@@ -154,8 +154,9 @@ def telling_of_new_slot(slot: Slot) -> Iterator[None]:
         if slot.is_new:
             ex.hint = made if ex.hint is None else f"{ex.hint}; {made}"
         raise
-    except BaseException:
-        if slot.is_new:
+    except BaseException as ex:
+        is_end = isinstance(ex, BrokenPipeError) or not isinstance(ex, Exception)
+        if slot.is_new and is_end:
             log.warning("%s", made)
         raise
 
