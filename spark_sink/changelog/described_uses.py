@@ -61,11 +61,12 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
         if previous is not None and not _is_same_table(previous, description, place, names):
             continue
         before = _columns_before(commands, home, previous, told_at, history)
-        relation = None if before is None else _relation(description, *before)
-        if before is None or relation is None:
+        if before is None:
             continue
-        is_replaced = not before[0].isdisjoint(commands.dropped)  # by a column of the same name and type, if all looks the same
-        if relation == previous and not is_replaced:
+        relation = _relation(description, *before)
+        # A published column has gone. If all looks the same, another one has its name and type.
+        is_replaced = not before[0].isdisjoint(commands.dropped)
+        if relation is None or (relation == previous and not is_replaced):
             continue
         changed = contents.setdefault(home, Contents())
         changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)

@@ -58,20 +58,17 @@ def _may_file_have(directory: Path, name: str, before: int | datetime, file: Map
     try:
         with opened_file(directory, file) as opened:
             groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-    except UnsupportedError:
+        return any(_may_group_have(group, name, before) for group in groups)
+    except (UnsupportedError, OSError, OverflowError, TypeError, ValueError):  # a file of another program: Spark may know more
         return True
-    for group in groups:
-        for column in (group.column(number) for number in range(group.num_columns)):
-            found = column.statistics
-            if column.path_in_schema != name or (found is not None and found.null_count == group.num_rows):
-                continue
-            if found is None or not found.has_min_max or _is_less(found.min, before):
-                return True
+
+
+def _may_group_have(group: Any, name: str, before: int | datetime) -> bool:
+    """Do the same for a row group of a Parquet file."""
+    for column in (group.column(number) for number in range(group.num_columns)):
+        found = column.statistics
+        if column.path_in_schema != name or (found is not None and found.null_count == group.num_rows):
+            continue
+        if found is None or not found.has_min_max or found.min < before:
+            return True
     return False
-
-
-def _is_less(least: Any, before: int | datetime) -> bool:
-    try:
-        return bool(least < before)
-    except TypeError:  # a file of another program, with another type
-        return True

@@ -222,8 +222,10 @@ class Upkeep:
         if state is None:
             return
         sorts = path == self._warehouse.history(table) or (self._clustering and path == self._warehouse.replica(table))
-        # A table that was sorted before, or by its user, has files of that size, and OPTIMIZE goes on to sort it.
-        large = _CLUSTERED_BYTES if sorts or state.is_clustered else _LARGE_BYTES
+        # A table that was sorted before, or by its user, has files of that size, and OPTIMIZE goes on to sort it. Small files of
+        # changelogs are put together without Spark, unsorted.
+        is_sorted = sorts or (state.is_clustered and path != self._warehouse.changelog(table))
+        large = _CLUSTERED_BYTES if is_sorted else _LARGE_BYTES
         if state.small_files(large) <= _MOST_SMALL_FILES:
             return
         started = time.monotonic()
@@ -301,7 +303,7 @@ class Upkeep:
         """Purge the changelogs once a day. Raises InterruptedError for a stop: then the next start goes on with it."""
         house = self._warehouse
         if self._times.is_due(PURGE) and house.source().position is not None:
-            keyless = [table for table in house.tables() if house.has_changelog(table) and not has_key(house.versions(table))]
+            keyless = [table for table in house.tables() if not has_key(house.versions(table)) and house.has_changelog(table)]
             self._name(_LOSING, keyless, age_s)
             purged = purge.purge(self._spark, house.root, self._before(age_s), is_stopping=is_stopping)
             self._times.record(PURGE)
