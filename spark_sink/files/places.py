@@ -16,6 +16,7 @@ A store has no directories, no rename and no locks. Locks and Spark's checkpoint
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -53,6 +54,7 @@ __all__ = [
     "read_bytes",
     "read_file",
     "read_json",
+    "read_known",
     "read_lines",
     "remove_files",
     "remove_other_files",
@@ -62,6 +64,8 @@ __all__ = [
     "write_file",
     "write_json",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -371,6 +375,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Read a small JSON file as `local.read_json` does. Raises StorageError if the store can't be reached."""
     data = read_file(path)
     return None if data is None else local.parse_json(path, data)
+
+
+def read_known(path: Path) -> dict[str, Any]:
+    """Read a small JSON file with what is only remembered, to save work: a file that is damaged, or not there, has nothing."""
+    try:
+        return read_json(path) or {}
+    except local.DamagedFileError as ex:
+        _logger.warning("%s; it counts as lost", ex)
+        return {}
 
 
 def read_file(path: Path) -> bytes | None:

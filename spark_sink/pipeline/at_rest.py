@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
 from cdcpipe.version import own_version
-from spark_sink.files.places import make_directory, map_reads, read_json, write_json
+from spark_sink.files.places import make_directory, map_reads, read_known, write_json
 from spark_sink.schema.table import NO_COPIES, copies_until, has_key, mergeable_lsn
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.staging.log import list_epochs, log_end
@@ -57,8 +57,7 @@ class Rest:
         # Names in a catalog are not looked at: another program may have dropped them, and a session's own catalog has none yet.
         if not config.launcher.available_now or config.catalog_database is not None or not house.exists:
             return False
-        found = read_json(self._path)
-        return found is not None and found.get("options") == self._options() and self.position() is not None
+        return read_known(self._path).get("options") == self._options() and self.position() is not None
 
     def is_certain(self, is_stopping: Callable[[], bool]) -> bool:
         """Tell whether there is nothing to do. Asks the server for tables that need a copy.

@@ -47,8 +47,7 @@ from spark_sink.spark.interrupts import without_cancelling
 from spark_sink.staging import last_error, samples
 from spark_sink.staging.lock import StagingLock
 from spark_sink.staging.log import log_end
-from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_copies
-from spark_sink.warehouse.initial_copy import is_begun
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, register_tables
 from spark_sink.warehouse.mask_settings import check_kept, check_new
 
 if TYPE_CHECKING:
@@ -204,8 +203,7 @@ class Runner(Background):
         self.launcher.tables = fed_tables(self._warehouse, config.launcher.staging)
         self.launcher.read_copied_lsn = lambda: copied_lsn(self._warehouse)
         keep_segments(self._warehouse, config.launcher.staging)
-        if is_begun(self._warehouse):
-            self.launcher.register = lambda: register_copies(self._warehouse, config.launcher.staging)
+        self.launcher.register = lambda: register_tables(self._warehouse, config.launcher.staging)
         stack.enter_context(self.launcher)
         self._check_stopping()
         if self._snapshot.is_left and not self.launcher.progress.gaps:  # the launcher has found the slot: on another server

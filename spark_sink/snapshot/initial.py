@@ -41,7 +41,7 @@ from spark_sink.warehouse import published_tables, wanted_copies
 from spark_sink.warehouse.belonging import fed_tables, goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
-from spark_sink.warehouse.initial_copy import is_unfinished, path_in
+from spark_sink.warehouse.initial_copy import is_new, is_unfinished, path_in
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -160,16 +160,15 @@ class InitialSnapshot(Snapshot):
 
     def _begins(self) -> bool:
         """Tell whether the tables of this run begin now, and with a copy of their rows. Warns if they begin without one."""
-        if self.warehouse.exists:
+        if not is_new(self.warehouse):
             return False
-        if not self.config.create_slot:
+        if not self.config.create_slot and not self.warehouse.exists:
             _logger.warning(
                 "%s is new, and its tables begin without the rows that were in the database before the slot's first change;"
                 " with --snapshot initial they begin with a copy of the rows (--snapshot never: without, and without this warning)",
                 self.warehouse.name,
             )
-            return False
-        return True
+        return self.config.create_slot
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Take care that no look from before the snapshot lacks tables that it copies: the next look would take them for new."""

@@ -69,5 +69,8 @@ def _is_in_use(root: Path) -> bool:
 
 
 def read(root: Path) -> dict[str, Any] | None:
-    """Return the recorded error (time, command, kind, message, hint, exit_code); None if there is none."""
-    return read_json(root / _NAME)
+    """Return the recorded error (time, command, kind, message, hint, exit_code); None if there is none, or the file is damaged."""
+    try:
+        return read_json(root / _NAME)
+    except DamagedFileError:
+        return None

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_sink.delta import log as delta_log
-from spark_sink.files.places import read_json, write_json
+from spark_sink.files.places import read_known, write_json
 from spark_sink.schema.table import NO_COPIES
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RecordedTimes:
 
     def _read(self) -> dict[str, Any]:
         if self._times is None:
-            self._times = read_json(self._path) or {}
+            self._times = read_known(self._path)
         return self._times
 
 

@@ -8,6 +8,7 @@ directory does not exist any more, it was moved or lost, and the given one count
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,10 @@ from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.schema.table import copies_until
+from spark_sink.staging import copied
 from spark_sink.staging.log import Position, begin_lsn, former_system_ids, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
+from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
@@ -34,8 +37,10 @@ __all__ = [
     "keep_segments",
     "oldest_copy_lsn",
     "record_staging",
-    "register_copies",
+    "register_tables",
 ]
+
+_logger = logging.getLogger(__name__)
 
 _OWN_FOLDERS = ("_cdcpipe", "changelog", "replica", "history")
 """The folders of a warehouse: no place for a staging directory."""
@@ -127,14 +132,16 @@ def copied_lsn(house: Warehouse) -> int:
     return max((max(copies_until(each), default=0) for each in versions), default=0)
 
 
-def register_copies(house: Warehouse, staging: Path) -> None:
-    """Let the log keep all segments for a new warehouse that begins with copies of the tables.
+def register_tables(house: Warehouse, staging: Path) -> None:
+    """Let the log keep the segments that the tables need, if it does not know them: they are new, or it was lost.
 
-    It needs all changes since its copies. They may take hours, and the log's other readers go on meanwhile. So it is registered
-    before it has a position. Only the launcher that owns the directory calls this: a start that is refused must hold no segments.
+    New tables that begin with copies need all changes since these. The copies may take hours, and the log's other readers go on
+    meanwhile. So they are registered before they have a position. Only the launcher that owns the directory calls this: a start
+    that is refused must hold no segments.
     """
-    if (house.source().position if house.exists else None) is None and READER not in read_readers(staging):
-        register_reader(staging, READER, removed_position(staging) or Position(0, 0), house.name)
+    position = house.source().position if house.exists else None
+    if READER not in read_readers(staging) and (position is not None or is_begun(house)):
+        register_reader(staging, READER, position or removed_position(staging) or Position(0, 0), house.name)
 
 
 def keep_segments(house: Warehouse, staging: Path) -> None:
@@ -146,6 +153,12 @@ def keep_segments(house: Warehouse, staging: Path) -> None:
     reached, removed = read_readers(staging).get(READER), removed_position(staging)
     if position is None or reached is None or reached.lsn <= position.lsn:
         return
+    if copied.read(staging) > max(position.lsn, copied_lsn(house)):
+        _logger.warning(
+            "%s is an older copy, and tables were copied since it was made. run makes those copies again for which it finds the"
+            " reason again, for instance none of cdcpipe-spark snapshot: see with cdcpipe-spark verify which tables differ",
+            house.name,
+        )
     if removed is None or removed.lsn <= position.lsn:
         register_reader(staging, READER, position, reader_place(staging, READER))
 

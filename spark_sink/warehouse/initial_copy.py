@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.files.places import read_json
+from spark_sink.schema.table import copies_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["is_begun", "is_due", "is_unfinished", "path_in"]
+__all__ = ["is_begun", "is_due", "is_new", "is_unfinished", "path_in"]
 
 
 def path_in(warehouse: Warehouse) -> Path:
@@ -43,4 +44,14 @@ def is_due(warehouse: Warehouse, mode: str | None, *, creates_slot: bool) -> boo
     found = read_json(path_in(warehouse))
     if found is not None:
         return not found["is_complete"]
-    return mode == "initial" or (creates_slot and not warehouse.exists)
+    return mode == "initial" or (creates_slot and is_new(warehouse))
+
+
+def is_new(warehouse: Warehouse) -> bool:
+    """Tell whether the tables do not follow the log yet: there are none, or only copies, so that the first copy is unfinished.
+
+    Then the other tables have to be copied, also if the file was lost.
+    """
+    if not warehouse.exists:
+        return True
+    return warehouse.source().position is None and any(map(copies_until, warehouse.all_versions().values()))

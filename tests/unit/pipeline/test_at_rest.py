@@ -73,6 +73,8 @@ def test_a_run_that_heals_nothing_needs_no_look_at_the_catalog(tmp_path: Path, h
     assert rest.is_possible() == (heal == "off")
     rest.record(has_looked=True)
     assert rest.is_possible()
+    (house.root / "_cdcpipe/complete.json").write_text("{")  # a disk that was full, for instance
+    assert not rest.is_possible()
 
 
 def test_a_run_with_other_options_that_did_not_become_complete(tmp_path: Path) -> None:

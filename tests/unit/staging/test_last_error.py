@@ -79,3 +79,11 @@ def test_a_directory_that_cannot_be_looked_at_does_not_hide_the_error(tmp_path: 
     monkeypatch.setattr(os, "open", refuse)
     last_error.note(tmp_path, "run", CdcpipeError("x"))
     last_error.clear(tmp_path)
+
+
+def test_a_damaged_file_is_no_error(tmp_path: Path) -> None:
+    """It stopped ``status``."""
+    last_error.note(tmp_path, "run", CdcpipeError("x"))
+    (path,) = tmp_path.iterdir()
+    path.write_text("{")
+    assert last_error.read(tmp_path) is None

@@ -30,6 +30,9 @@ def test_what_was_done_is_due_again_after_a_day(tmp_path: Path, monkeypatch: pyt
     assert not RecordedTimes(house).is_due(PURGE)
     now += DAY_S
     assert RecordedTimes(house).is_due(PURGE)
+    RecordedTimes(house).record(PURGE)
+    (tmp_path / "_cdcpipe/vacuumed.json").write_text("{")  # damaged
+    assert RecordedTimes(house).is_due(PURGE)
 
 
 def test_a_clock_that_was_wrong_once_stops_nothing_for_years(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

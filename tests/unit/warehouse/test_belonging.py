@@ -16,11 +16,13 @@ from cdcpipe.replication.slots import Slot
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
+from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
-from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_copies
+from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_tables
+from spark_sink.warehouse.initial_copy import is_due, path_in
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
@@ -288,8 +290,11 @@ def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_p
     house, staging = Warehouse(tmp_path / "new", "delta"), tmp_path / "staging"
     make_root(staging)
     keep_segments(house, staging)
+    register_tables(house, staging)
     assert read_readers(staging) == {}
-    register_copies(house, staging)
+    path_in(house).parent.mkdir(parents=True)
+    write_json(path_in(house), {"is_complete": False})
+    register_tables(house, staging)
     assert read_readers(staging) == {"tables": Position(0, 0)}
     assert reader_place(staging, "tables") == house.name
     (staging / "readers/tables.json").unlink()
@@ -300,10 +305,32 @@ def test_a_new_warehouse_keeps_the_segments_that_it_needs_after_its_copies(tmp_p
         begin = segments[0].end
         register_reader(staging, "audit", begin)
         remove_consumed(staging)
-    register_copies(house, staging)
+    register_tables(house, staging)
     register_reader(staging, "audit", segments[2].end)  # while the copies run
     assert remove_consumed(staging) == []
     assert read_readers(staging)["tables"] == begin
+
+
+def test_the_log_forgets_no_segment_of_tables_that_it_does_not_know(made: Path) -> None:
+    """readers/tables.json was lost, or the whole directory, and another reader is there before Spark has started."""
+    house, staging = Warehouse.existing(made / "warehouse"), made / "staging"
+    (staging / "readers/tables.json").unlink(missing_ok=True)
+    register_tables(house, staging)
+    assert read_readers(staging) == {"tables": house.source().position}
+    assert reader_place(staging, "tables") == house.name
+
+
+def test_copies_that_an_older_copy_of_the_warehouse_lacks(made: Path, caplog: pytest.LogCaptureFixture) -> None:
+    house, staging = Warehouse.existing(made / "warehouse"), made / "staging"
+    position = house.source().position
+    assert position is not None
+    register_reader(staging, "tables", Position(position.epoch, position.lsn + 10), house.name)
+    keep_segments(house, staging)
+    assert caplog.text == ""
+    copied.record(staging, position.lsn + 5)
+    register_reader(staging, "tables", Position(position.epoch, position.lsn + 10), house.name)
+    keep_segments(house, staging)
+    assert "tables were copied since" in caplog.text
 
 
 def test_how_far_the_tables_are_known_to_be_complete(made: Path) -> None:
@@ -383,3 +410,17 @@ def test_tables_whose_first_copy_is_not_finished_need_the_log_since_their_oldest
         tables = fed_tables(house, staging)
         assert (None if tables is None else tables.position) == position
         shutil.rmtree(staging)
+
+
+def test_a_first_copy_goes_on_if_its_record_was_lost(tmp_path: Path) -> None:
+    """Otherwise the tables that it had left would never get their rows."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    assert is_due(house, None, creates_slot=True)
+    house.open(Epoch(1, "7", 1, "db", "s", ("p",), {}, 0x100))
+    assert not is_due(house, None, creates_slot=True)  # --snapshot never
+    house.write_versions(Table("public", "fruit"), [replace(version(0x200, 0, ID), snapshot=((1, "id"),))])
+    assert is_due(house, None, creates_slot=True)
+    assert not is_due(house, None, creates_slot=False)
+    assert not is_due(house, "never", creates_slot=True)
+    house.record(Position(1, 0x300))
+    assert not is_due(house, None, creates_slot=True)
