@@ -111,32 +111,41 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
 
     Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging``
     loses masks before the warehouse does, and gets new ones after it. So if the process ends in between, the log has none of which
-    the warehouse does not know, and the next start adds the others.
+    the warehouse does not know, and the next start adds the others. If the warehouse has lost its note, the tables had these.
 
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
     not be found any more. Raises InvalidArgumentsError if the key is needed and not there, and what `check_kept` raises.
     """
     check_kept(house, staging)
-    found = noted_masks(house.root)
+    found, masks = noted_masks(house.root), house.masks.as_kinds
+    is_lost = False
+    if not found and house.source().position is not None:
+        found = {"masks": table_masks.read(staging)}
+        is_lost = bool(found["masks"])
     _check_key(house, found)
-    masks = house.masks.as_kinds
-    if dict(found.get("masks", {})) != masks:
+    if is_lost or dict(found.get("masks", {})) != masks:
         kept = {pattern: kind for pattern, kind in table_masks.read(staging).items() if pattern in masks}
-        table_masks.record(staging, kept)
         with lock.alone():
-            _change(house, found)
+            tables = _tables_with_changes(house, found.get("masks", {}))
+            table_masks.record(staging, kept)  # not before: a change that is refused leaves the record as it is
+            _change(house, found, tables)
     table_masks.record(staging, masks)
 
 
-def _change(house: Warehouse, found: Mapping[str, Any]) -> None:
-    path, masks = masks_path(house.root), house.masks
-    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
+def _tables_with_changes(house: Warehouse, before: Mapping[str, str]) -> list[Table]:
+    """Return the tables whose masks change. Raises WarehouseError if that of a key's column does."""
+    now, known = house.masks.as_kinds, house.names()
     changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
-    known = house.names()
     called = {table: known.first_and_last(table) for table in house.tables()}
     tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
     for table in tables:
         _check_key_columns(house, table, called[table], Masks.of(before))
+    return tables
+
+
+def _change(house: Warehouse, found: Mapping[str, Any], tables: Collection[Table]) -> None:
+    path, masks = masks_path(house.root), house.masks
+    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
     position = house.source().position
     lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
     for table, lsn in lsns.items():

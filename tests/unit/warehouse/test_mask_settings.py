@@ -26,7 +26,7 @@ from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new,
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 KEY = "0123456789abcdef"
 IDENTITY = {"version": 1, "format": "delta", "types": "exact", "system_id": "1", "database": "d", "slot": "s"}
@@ -149,6 +149,20 @@ def test_what_can_not_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         settle(house(root))
 
 
+def test_a_lost_note_does_not_take_the_masks_of_a_key_back(root: Path) -> None:
+    """The hint for lost masks offers both ways. The one was refused as a change, and the other showed the key in plain."""
+    table_masks.record(staging_of(house(root)), {"public.person.email": "hash"})
+    assert not masks_path(root).exists()
+    with pytest.raises(InvalidArgumentsError, match="had masks that"):
+        settle(house(root))
+    with pytest.raises(WarehouseError, match=r"public\.person\.email can't be changed") as caught:
+        settle(house(root, email="off"))
+    assert "keep it (hash)" in (caught.value.hint or "")
+    settle(house(root, email="hash"))
+    assert json.loads(masks_path(root).read_text())["masks"] == {"public.person.email": "hash"}
+    settle(house(root))
+
+
 def test_a_table_that_was_renamed(root: Path) -> None:
     """Its masks may come under its new name, too: for a column of its key nothing changes by that."""
     made = house(root)
@@ -254,8 +268,8 @@ def test_a_mask_that_was_taken_back_just_before_a_kill(root: Path, monkeypatch: 
     settle(house(root, phone="null"))
     change = mask_settings._change
 
-    def killed(made: Warehouse, found: Mapping[str, Any]) -> None:
-        change(made, found)
+    def killed(made: Warehouse, found: Mapping[str, Any], tables: Collection[Table]) -> None:
+        change(made, found, tables)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
