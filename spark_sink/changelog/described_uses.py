@@ -6,7 +6,8 @@ renamed column, a default. So a command counts as a use of the table's new descr
 A transaction has one such use of a table, with what the last of its commands left. No use is made where the captured description is
 not all that the stream will say: for a table that has had no change yet, unless a snapshot has copied it; for one that goes on in
 other tables under another name, or that has generated columns. (A publication may have these or not.) Nor is one made for a key
-with a column that is neither known to be published nor new.
+with a column that is neither known to be published nor new. And none is made where the server itself describes the table: its
+description has the place of the command if the table's next change stands right behind it.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
     for commands in found.values():
         place, description = commands.place, commands.description
         home = names.shown(names.home(description.relation_id, description.table, place))
+        if _is_told(place, description, contents.get(home)):
+            continue
         told_at, previous = _relation_before(place, description, contents.get(home), history)
         if previous is not None and not _is_same_table(previous, description, place, names):
             continue
@@ -71,6 +74,12 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[
         changed = contents.setdefault(home, Contents())
         changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)
         changed.last_lsn = max(changed.last_lsn, place[0])
+
+
+def _is_told(place: Place, description: TableDescription, contents: Contents | None) -> bool:
+    """Tell whether the server itself describes the table at a place. Another use there would apply the fills again."""
+    uses = [] if contents is None else contents.uses
+    return any(use.place == place and use.relation.relation_id == description.relation_id for use in uses)
 
 
 def _is_same_table(previous: Relation, description: TableDescription, place: Place, names: Names) -> bool:

@@ -74,8 +74,10 @@ CHANGES = [
     "alter table defaulted alter b drop default",
     "vacuum full defaulted",
     "insert into defaulted (id) values (4)",
+    # The change of another table stands before the commands, and that of the table right behind them.
     (
-        "begin; alter table swapped rename a to x; alter table swapped rename b to a; alter table swapped rename x to b;"
+        "begin; update defaulted set a = 9 where id = 4;"
+        " alter table swapped rename a to x; alter table swapped rename b to a; alter table swapped rename x to b;"
         " insert into swapped values (4, 4, 104); commit"
     ),
     # The same description before and after.

@@ -104,6 +104,13 @@ def test_a_column_that_takes_the_name_and_type_of_a_dropped_one() -> None:
     assert uses(contents, dropped, added, commented, known=INSTALLED, relation=None) == [((10, 2), "id a")]
 
 
+def test_a_command_right_before_a_change_of_its_table() -> None:
+    """The server's description has the place of the command. Two would be two versions if another table's change stands before."""
+    swapped, known = ddl(10, 1, described("id=1 b=2 a=3", key=["id"])), ddl(1, 0, described("id=1 a=2 b=3", key=["id"]))
+    contents = {T: Contents(1, 10, [Use(10, 1, table("id b a"), 10)])}
+    assert uses(contents, swapped, known=known, relation=table("id a b")) == [((10, 1), "id b a")]
+
+
 def test_changes_in_the_same_segments() -> None:
     contents = {T: Contents(2, 30, [Use(7, 0, table("id a"), 8), Use(30, 0, table("id a b"), 30)])}
     found = uses(contents, ADDED, known=INSTALLED, relation=None)
