@@ -6,8 +6,8 @@ renamed column, a default. So a command counts as a use of the table's new descr
 A transaction has one such use of a table, with what the last of its commands left. No use is made where the captured description is
 not all that the stream will say: for a table that has had no change yet, unless a snapshot has copied it; for one that goes on in
 other tables under another name, or that has generated columns. (A publication may have these or not.) Nor is one made for a key
-with a column that is neither known to be published nor new. And none is made where the server itself describes the table: its
-description has the place of the command if the table's next change stands right behind it.
+with a column that is neither known to be published nor new; for a table that the transaction drops; or where the server itself
+describes the table. (Its description has the place of the command if the table's next change stands right behind it.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_sink.schema.table import Table
 from spark_sink.source.contents import Contents, Use
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, MutableMapping
+    from collections.abc import Container, MutableMapping, Sequence
 
     from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.schema.ddl_message import TableDescription
@@ -42,14 +42,17 @@ class _Commands:
     dropped: set[int] = field(default_factory=set)
 
 
-def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Iterable[Ddl], history: SchemaHistory, names: Names) -> None:
+def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[Ddl], history: SchemaHistory, names: Names) -> None:
     """Add a use to the contents of each table that a transaction's commands have changed.
 
     The history has the captured DDL, and ``names`` has the names that it has given to tables.
     """
     found: dict[tuple[int, int], _Commands] = {}
+    dropped = {(each.end_lsn, relation_id) for each in ddl for relation_id in each.message.dropped.values()}
     for each in ddl:
         for table in each.message.tables if each.message.kind in _KINDS else ():
+            if (each.end_lsn, table.relation_id) in dropped:
+                continue
             if history.captured.in_force(table.relation_id, each.place) is None:
                 continue  # not of the table at its place
             commands = found.setdefault((each.end_lsn, table.relation_id), _Commands(each.place, table))

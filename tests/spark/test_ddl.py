@@ -44,12 +44,26 @@ BEFORE = [
     "alter table rekeyed replica identity full",
     "create table dropped (id int primary key)",
     "create table remade (id int primary key, a int)",
+    "create table restored (id int primary key, a int)",
     "create table undone (id int primary key, a int)",
     "create table computed (id int primary key, a int)",
     "create table widened (id int primary key, a int)",
     "create table reprinted (id int primary key, a json)",
 ]
-TABLES = ["renamed", "defaulted", "swapped", "again", "rekeyed", "dropped", "remade", "undone", "computed", "widened", "reprinted"]
+TABLES = [
+    "renamed",
+    "defaulted",
+    "swapped",
+    "again",
+    "rekeyed",
+    "dropped",
+    "remade",
+    "restored",
+    "undone",
+    "computed",
+    "widened",
+    "reprinted",
+]
 ROWS = [
     "insert into renamed select i, 'a' || i, 'b' || i from generate_series(1, 3) i",
     "insert into defaulted select generate_series(1, 3)",
@@ -58,6 +72,7 @@ ROWS = [
     "insert into rekeyed select i, 'c' || i, i from generate_series(1, 3) i",
     "insert into dropped select generate_series(1, 3)",
     "insert into remade select i, i from generate_series(1, 3) i",
+    "insert into restored select i, i from generate_series(1, 3) i",
     "insert into undone select i, i from generate_series(1, 3) i",
     "insert into computed select i, i from generate_series(1, 3) i",
     "insert into widened select i, i from generate_series(1, 3) i",
@@ -90,10 +105,16 @@ CHANGES = [
     ),
     "alter table rekeyed drop constraint rekeyed_pkey",
     "alter table rekeyed add primary key (code)",
-    "drop table dropped",
+    "begin; alter table dropped drop constraint dropped_pkey; drop table dropped; commit",
     (
         "begin; delete from remade where id = 1; drop table remade; create table remade (id int primary key, a int);"
         " insert into remade values (2, 22), (9, 9); commit"
+    ),
+    # As pg_restore --clean --single-transaction does.
+    (
+        "begin; alter table restored drop constraint restored_pkey; drop table restored;"
+        " create table restored (id int not null, a int); insert into restored values (2, 22), (9, 9);"
+        " alter table restored add primary key (id); commit"
     ),
     (
         "begin; savepoint s; alter table undone rename a to b; drop table undone; rollback to s;"
@@ -122,6 +143,7 @@ def test_tables_follow(road: CapturedRoad) -> None:
     road.assert_equal("again", "id", "a")
     road.assert_equal("rekeyed", "id", "code", "v")
     road.assert_equal("remade", "id", "a")
+    road.assert_equal("restored", "id", "a")
     road.assert_equal("undone", "id", "a")
     road.assert_equal("widened", "id", "a")
     assert road.replica("public.dropped").count() == 0

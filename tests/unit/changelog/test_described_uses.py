@@ -146,6 +146,18 @@ def test_a_table_that_was_copied_and_has_not_been_altered_since(relation: Relati
     assert uses({}, renamed, known=nothing, relation=None, snapshot=snapshot) == [((10, 0), "id b")]
 
 
+def test_a_table_that_the_same_transaction_drops() -> None:
+    """As a restore does. The new table under the name keeps its version, and the dropped one its key up to the DROP TABLE."""
+    altered, end = ddl(10, 0, described("id=1 a=2")), {"type": "table", "oid": 1, "schema": "public", "name": "t"}
+    dropped = ddl(10, 0, kind="drop", tag="DROP TABLE", dropped=[end])
+    assert uses({}, altered, dropped, known=INSTALLED, relation=table("id a")) == []
+    made = ddl(10, 0, described("id=1 a=2", relation_id=2), tag="CREATE TABLE")
+    described_by_server = Use(10, 0, replace(table("id a"), relation_id=2), 10)
+    contents = {T: Contents(1, 10, [described_by_server])}
+    uses(contents, altered, dropped, made, known=INSTALLED, relation=table("id a"))
+    assert contents[T].uses == [described_by_server]
+
+
 def test_the_first_command_tells_what_was_there_before() -> None:
     """The capture is older than the slot, and the table came with the stream alone."""
     nothing, relation = ddl(1, 0), table("id a b")
