@@ -72,7 +72,9 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[
         relation = _relation(description, *before)
         # A published column has gone. If all looks the same, another one has its name and type.
         is_replaced = not before[0].isdisjoint(commands.dropped)
-        if relation is None or (relation == previous and not is_replaced):
+        if relation is None:
+            continue
+        if relation == previous and not is_replaced and not history.was_copied_otherwise(home, relation, told_at, place):
             continue
         changed = contents.setdefault(home, Contents())
         changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)

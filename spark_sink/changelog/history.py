@@ -2,7 +2,7 @@
 
 It is a changelog in the same format as the others: ``changelog/_cdc_schema_history`` (changelog/tables.py). Versions belong to a
 relation id, not to a name. So a renamed table keeps its history, and a table that was dropped and created again begins a new one. A
-description that only repeats the previous one is no version.
+description that only repeats the previous one is no version, unless a snapshot between has found other columns.
 
 A column's number, and its value in earlier rows, come from the catalog (schema/column_numbers.py). They are NULL if they are not
 certain. Where the DDL is captured (changelog/ddl_log.py), they come from there, and are certain. That also holds for the last
@@ -225,6 +225,14 @@ class SchemaHistory:
         described = self.captured.last_place(relation.relation_id, place)
         return found if described is None or described <= found.place else None
 
+    def was_copied_otherwise(self, table: Table, relation: Relation, told_at: Place, place: Place) -> bool:
+        """Tell whether the last snapshot between two places has found other columns than ``relation`` has.
+
+        The stream says the same before and after a column is renamed and gets its name back. A snapshot between has the other name.
+        """
+        found = self.copied(table, relation.relation_id, place)
+        return found is not None and told_at < found.place and looks(found.relation) != looks(relation)
+
     def tables_with(self, types: frozenset[int], place: Place, names: Names) -> list[Table]:
         """Return the tables that have a column of one of these types at ``place``, by the OIDs of the types.
 
@@ -267,6 +275,8 @@ class SchemaHistory:
             last = None  # it may be of another table
         captured = self.captured.facts(use.relation, place)
         if last is None or _said(last.relation) != _said(use.relation):
+            return True, captured or self._facts(table, use, last)
+        if not use.is_repeated and self.was_copied_otherwise(table, use.relation, last.place, place):
             return True, captured or self._facts(table, use, last)
         if captured is not None:
             may_have_others = not use.is_repeated and last.place != place and self.is_uncertain(table, last, known[:-1])

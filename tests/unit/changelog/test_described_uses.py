@@ -36,6 +36,8 @@ class History:
     def copied(self, *_: object) -> SchemaVersion | None:
         return self._copied
 
+    was_copied_otherwise = SchemaHistory.was_copied_otherwise
+
     def as_copied(self, _table: Table, relation: Relation, _place: tuple[int, int]) -> SchemaVersion | None:
         return self._copied if self._copied is not None and looks(self._copied.relation) == looks(relation) else None
 
@@ -267,6 +269,16 @@ def test_the_newer_one_of_stream_and_copy_counts() -> None:
     snapshot = SchemaVersion(15, 0, table("id a b c"), numbered(table("id a b c"), catalog("id=1 a=2 b=3 c=4"), None))
     assert uses({}, renamed, known=added, relation=known, snapshot=snapshot) == [((20, 0), "id x b c")]
     assert uses({}, added, renamed, known=nothing, relation=known) == [((20, 0), "id x b")]
+
+
+@pytest.mark.parametrize(("copied", "found"), [("id b", [((20, 0), "id a")]), ("id a", [])])
+def test_a_column_that_has_its_name_back_since_a_copy(copied: str, found: list[tuple[tuple[int, int], str]]) -> None:
+    """The stream has said the same before. The copied rows have the other name."""
+    snapshot = SchemaVersion(
+        15, 0, table(copied), numbered(table(copied), catalog("id=1 b=2" if "b" in copied else "id=1 a=2"), None)
+    )
+    known, back = ddl(17, 0, described("id=1 b=2", key=["id"]), kind="installed"), ddl(20, 0, described("id=1 a=2", key=["id"]))
+    assert uses({}, back, known=known, relation=table("id a"), snapshot=snapshot) == found
 
 
 def test_a_key_that_may_not_be_published() -> None:

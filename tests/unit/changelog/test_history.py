@@ -19,7 +19,7 @@ from spark_sink.schema.column_numbers import ColumnFacts, looks
 from spark_sink.schema.names import Names
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.servers import Servers
-from spark_sink.schema.table import Table, Version
+from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import merge_columns
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.gap import Gap
@@ -127,6 +127,32 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
         segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         history.record_new({T: Contents(1, lsn, [Use(lsn, 0, table("id a"), lsn, repeated)])}, lambda *_: None, [segment])
     assert [each.facts and [fact.number for fact in each.facts] for each in history.until(1, (30, 0))] == numbers
+
+
+@pytest.mark.parametrize(
+    ("copied", "is_repeated", "fills"),
+    [("b", False, (Fill("a", "b"),)), ("a", False, ()), ("b", True, ())],
+)
+def test_a_column_that_has_its_name_back_since_a_copy(
+    tmp_path: Path, copied: str, is_repeated: bool, fills: tuple[Fill, ...]
+) -> None:
+    """The stream says the same as before the copy, whose rows have the values under the name of that time."""
+    house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
+    house.open(EPOCH)
+    columns = catalog("id=1 a=2")
+    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": columns}])
+    history = SchemaHistory(spark, house, tables)
+    first, again = Use(10, 0, table("id a"), 10), Use(30, 0, table("id a"), 30, is_repeated)
+    snapshot = replace(
+        version(20, 0, ID), snapshot=((1, "id"), (2, copied)), described=((1, "id", INT4, -1), (2, copied, INT4, -1)), is_whole=True
+    )
+    known = [version(10, 0, ID), snapshot]
+    history.record_new({T: Contents(1, 10, [first])}, lambda *_: None, [Segment(1, 5, 10, Path("log/000001/segment"))])
+    house.write_versions(T, known)
+    history.record_new({T: Contents(1, 30, [again])}, lambda *_: None, [Segment(1, 10, 30, Path("log/000001/segment"))])
+    schema = merge_columns(None, [table("id a"), table("id b")])
+    found = TableVersions(house, history, tables).with_new(T, known, [again], 20, schema, schema)
+    assert [each.fills for each in found[2:]] == ([fills] if fills else [])
 
 
 @pytest.mark.parametrize(
