@@ -32,7 +32,7 @@ from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
 from spark_sink.changelog.writer import Target
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
-from spark_sink.schema.keys import marked
+from spark_sink.schema.keys import keyed_until_dropped, marked
 from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import MESSAGE_SCHEMA, assign_columns, merge_columns, typed_schema
@@ -217,12 +217,15 @@ class MicroBatch:
         state, warehouse = self._tables[table], self._tables.warehouse
         before = state.versions, None if state.changelog is None else state.changelog.schema
         versions = state.versions
+        drops = [each for each in self._ddl if each.end_lsn > state.done_lsn and table in self._dropped(each)]
         if table == MESSAGES:
             schema = MESSAGE_SCHEMA
         else:
             columns, uses = self._columns(table), self.contents[table].uses
             self._check_masks(table, [use for use in uses if use.last_lsn > state.done_lsn])
             versions = self._tables.versions.with_new(table, versions, uses, state.done_lsn, state.columns, columns)
+            for each in drops:
+                versions = keyed_until_dropped(versions, self._dropped(each)[table], each.place)
             if versions and not versions[-1].key:
                 is_partial = any(is_key_told(use.relation) and marked(use.relation) for use in uses[-1:])
                 self._tables.tell_keyless(table, is_partial=is_partial)
@@ -234,7 +237,6 @@ class MicroBatch:
             warehouse.write_versions(table, versions)
             state.versions = versions
         count = self._count(table, state.done_lsn)
-        drops = [each for each in self._ddl if each.end_lsn > state.done_lsn and table in self._dropped(each)]
         relations = None if table == MESSAGES else self._relations(table)
         directory, masks = places.name(files.directory), warehouse.masks.with_key()
         target = Target(relations, files.schema, directory, files.layout, state.done_lsn, warehouse.types, masks)

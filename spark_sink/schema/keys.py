@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.schema.published import is_key_told
-from spark_sink.schema.table import Version
+from spark_sink.schema.table import Version, gone_columns
 from spark_sink.schema.types import base_names, fields_by_name
 
 if TYPE_CHECKING:
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.schema.table import Fill
+    from spark_sink.schema.table import Fill, Place
 
-__all__ = ["identifying_columns", "marked", "version_of"]
+__all__ = ["identifying_columns", "keyed_until_dropped", "marked", "version_of"]
 
 
 def identifying_columns(
@@ -57,3 +57,17 @@ def version_of(
         tuple(fields[name].name for name in key),
         fills,
     )
+
+
+def keyed_until_dropped(versions: list[Version], relation_id: int, place: Place) -> list[Version]:
+    """Return the versions with the table's last key again from ``place`` on, where it was dropped, if it had lost its key.
+
+    DROP TABLE ends all rows, whatever their key is. But a replica takes no change that no key follows: it would keep the rows.
+    """
+    former = next((version for version in reversed(versions) if version.key and version.relation_id == relation_id), None)
+    if former is None or versions[-1].key or versions[-1].relation_id != relation_id:
+        return versions
+    gone = gone_columns(versions, place[0])
+    if not gone.isdisjoint(former.columns):
+        return versions  # the replica does not have the key's columns any more
+    return [*versions, Version(*place, relation_id, former.key, former.columns, gone=tuple(sorted(gone)))]

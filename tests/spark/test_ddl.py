@@ -324,10 +324,14 @@ def test_comments_are_comments(road: CapturedRoad) -> None:
 
 
 def test_a_drop_is_known_whenever_the_run_ends(road: CapturedRoad, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a table that has lost its key before: the replica is empty."""
     road.execute("create table t (id int primary key)")
     road.land()
     road.install()
-    road.execute("insert into t values (1)", "drop table t")
+    road.execute("insert into t values (1)", "alter table t drop constraint t_pkey")
+    road.run()
+    assert road.replica("public.t").count() == 1
+    road.execute("drop table t")
 
     def fail(*_: Any) -> None:
         msg = "the disk is full"
@@ -339,6 +343,7 @@ def test_a_drop_is_known_whenever_the_run_ends(road: CapturedRoad, monkeypatch: 
             road.run()
     road.run()
     assert [row["dropped"] is not None for row in Tables(road.house).describe() if row["table"] == "public.t"] == [True]
+    assert road.replica("public.t").count() == 0
 
 
 def test_verify_fills_columns_that_the_replica_does_not_have_yet(road: CapturedRoad, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spark_sink.schema.keys import keyed_until_dropped
 from spark_sink.schema.table import Table, Version, mergeable_lsn
 from spark_sink.status.report import Tables
 from spark_sink.warehouse.warehouse import Warehouse
@@ -29,6 +31,25 @@ LOST = Version(0x80, 0, 7, (), (), ())
 )
 def test_how_far_a_replica_can_get(versions: list[Version], lsn: int, wanted: int) -> None:
     assert mergeable_lsn(versions, lsn) == wanted
+
+
+@pytest.mark.parametrize(
+    ("versions", "is_added"),
+    [
+        ([KEYED, LOST], True),
+        ([KEYED], False),
+        ([KEYLESS], False),
+        ([], False),
+        ([KEYED, LOST, Version(0x90, 0, 8, (), (), ())], False),  # another table has the name already
+        ([KEYED, replace(LOST, gone=("id",))], False),
+    ],
+)
+def test_a_table_that_is_dropped_after_it_has_lost_its_key(versions: list[Version], *, is_added: bool) -> None:
+    """The replica takes the DROP TABLE."""
+    found = keyed_until_dropped(versions, 7, (0xA0, 2))
+    assert found == [*versions, *([Version(0xA0, 2, 7, ("id",), ("id",))] if is_added else [])]
+    assert not is_added or mergeable_lsn(found, 0x100) == 0x100
+    assert keyed_until_dropped(found, 7, (0xA0, 2)) == found
 
 
 @pytest.mark.parametrize(("reached", "rung"), [("1:0/7F", "1:0/100"), ("1:0/70", "1:0/70")])
