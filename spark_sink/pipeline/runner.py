@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.launcher import Progress as LauncherProgress
     from spark_sink.pipeline.config import RunConfig
+    from spark_sink.pipeline.failures import PipelineError
     from spark_sink.pipeline.pipeline import Pipeline
     from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.snapshot.healer import Healer
@@ -310,10 +311,19 @@ class Runner(Background):
         snapshot.start(spark, self.config.launcher.staging)
         try:
             while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
-                if self.launcher.has_ended:
-                    self.launcher.wait()  # raises the error that ended it
+                self._check_others()
         finally:
             snapshot.stop()
+
+    def _check_others(self) -> None:
+        """Raise the error that ended the launcher or the pipeline. If only the source of the pipeline has failed, start it again.
+
+        Nobody else does this while the runner's thread waits for something.
+        """
+        if self.launcher.has_ended:
+            self.launcher.wait()
+        if self.pipeline is not None and self.pipeline.wait(0.0):
+            raise _ended_pipeline()
 
     def _pass_gap(self, spark: SparkSession, pipeline: Pipeline, healer: Healer) -> None:
         """Copy all tables anew if the log has a gap since they were copied."""
@@ -325,11 +335,17 @@ class Runner(Background):
         self.has_open_gap = not snapshot.record_if_healed(self.launcher.prepared.tables)
         if not self.has_open_gap:
             return
+
+        def is_stopping() -> bool:
+            if not self._stopping.is_set():
+                self._check_others()
+            return self._stopping.is_set()
+
         self._gap_copy = snapshot
         try:
             with healer.paused():
                 try:
-                    snapshot.prepare(self._stopping.is_set)
+                    snapshot.prepare(is_stopping)  # it may wait for hours, until the server's WAL has passed the gap
                 except InterruptedError:
                     return
                 self._copy(spark, snapshot)
@@ -352,7 +368,7 @@ class Runner(Background):
         recorder = samples.Recorder(self.config.launcher.staging, time.monotonic(), count())
         while not self._stopping.is_set():
             if pipeline.wait(_LAST_LOOK_S if launcher.has_ended else _LOOK_S):
-                raise stopped_elsewhere("the pipeline", "its Runner")
+                raise _ended_pipeline()
             recorder.tick(time.monotonic(), time.time(), count)
             if launcher.progress.gaps > self._gaps_healed:
                 self._pass_gap(spark, pipeline, healer)
@@ -418,6 +434,11 @@ def _counts(launcher: LauncherProgress, tables: PipelineProgress, lag: Lag | Non
     """Return what a sample of the history is made of."""
     rows, behind = tables.changes + tables.messages, (None, None) if lag is None else (lag.bytes, lag.seconds)
     return samples.Counts(launcher.records, launcher.size, rows, *behind)
+
+
+def _ended_pipeline() -> PipelineError:
+    """Return the error for a pipeline that has ended without one. The pipeline of a run never ends by itself."""
+    return stopped_elsewhere("the pipeline", "its Runner")
 
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:

@@ -23,7 +23,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from cdcpipe.errors import CdcpipeError, ConnectionClosedError, UnreachableError
 from cdcpipe.retry import RetryPolicy
@@ -58,9 +58,11 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.plan import Plan, TablePlan
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["CHUNK_BYTES", "FOLLOW_S", "Snapshot", "SnapshotProgress", "finish_killed"]
+__all__ = ["CHUNK_BYTES", "FOLLOW_S", "Snapshot", "SnapshotProgress", "finish_killed", "when_back"]
 
 _logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 32 << 20
 
@@ -274,11 +276,7 @@ class Snapshot:
         """Take another snapshot. Waits a while for a server that restarts."""
         self._release(is_done=True)
         places.remove_tree(self._scratch)
-        _RESTART.call(
-            lambda: self._take(lambda: self._stopping),
-            CdcpipeError,
-            where=lambda ex: isinstance(ex, (UnreachableError, ConnectionClosedError)) and not self._stopping,
-        )
+        when_back(lambda: self._take(lambda: self._stopping), lambda: self._stopping)
 
     def _copy_round(self, *, is_first: bool) -> list[Table]:
         """Copy the tables that are not copied yet; return those that need another snapshot."""
@@ -435,6 +433,15 @@ class Snapshot:
         said = f"cannot copy table {Table.of(table.relation)}: {session.reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")
+
+
+def when_back(ask: Callable[[], T], is_stopping: Callable[[], bool]) -> T:
+    """Call ``ask``, which asks the server, and return its answer. While the server is away, call it again for some minutes."""
+
+    def is_away(ex: Exception) -> bool:
+        return isinstance(ex, (UnreachableError, ConnectionClosedError)) and not is_stopping()
+
+    return _RESTART.call(ask, CdcpipeError, where=is_away)
 
 
 def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_stopping: Callable[[], bool]) -> None:

@@ -21,7 +21,7 @@ from spark_sink.client.prepare import look_up
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import look_before_copies
-from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot, when_back
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.staging.log import former_system_ids
@@ -77,7 +77,7 @@ class GapSnapshot(Snapshot):
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         # A server that was promoted may not have reached the end of the log yet. (The snapshot itself moves the WAL on.)
-        while (found := look_up(self.config, is_stopping)).wal_lsn < self._gap_end_lsn:
+        while (found := when_back(lambda: look_up(self.config, is_stopping), is_stopping)).wal_lsn < self._gap_end_lsn:
             self._refuse_other_server(found)  # the WAL of an old primary may never get there
             if is_stopping():
                 raise InterruptedError

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -553,3 +554,39 @@ def test_a_gap_is_open_until_all_tables_are_copied(
     made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
     assert seen == ([None] if ending == "was healed" else [None, True])
     assert made.has_open_gap == is_open
+
+
+@pytest.mark.parametrize("moment", ["the server's WAL is waited for", "tables are copied"])
+@pytest.mark.parametrize("ended", ["the pipeline", "the launcher"])
+def test_the_run_looks_at_all_it_has_started_while_a_gap_is_healed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str, ended: str
+) -> None:
+    """A query that had failed stayed dead, without a word, until all tables were copied."""
+    looks, stopped = [], []
+
+    def fails(_: float | None = None) -> bool:
+        looks.append(ended)
+        if len(looks) < 3:  # the pipeline has started its query again
+            return False
+        raise CdcpipeError(f"{ended} has failed")
+
+    def prepare(is_stopping: Callable[[], bool]) -> None:
+        if moment != "tables are copied":
+            assert not any(is_stopping() for _ in range(10))
+
+    waits = iter([False] * 10 + [True])
+    copy: Any = SimpleNamespace(prepare=prepare, start=lambda *_: None, wait=lambda _: next(waits), copied={})
+    copy.stop, copy.record_if_healed = lambda: stopped.append(True), lambda _: False
+    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    log: Any = SimpleNamespace(
+        progress=Progress(), prepared=SimpleNamespace(tables=()), has_ended=ended == "the launcher", wait=fails
+    )
+    monkeypatch.setattr(made, "launcher", log)
+    pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=lambda _: None)
+    pipeline.wait = (lambda _: False) if log.has_ended else fails
+    made.pipeline = pipeline
+    with pytest.raises(CdcpipeError, match=f"{ended} has failed"):
+        made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
+    assert bool(stopped) == (moment == "tables are copied")
+    assert made.has_open_gap

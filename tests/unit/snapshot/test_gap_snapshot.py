@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from cdcpipe.lsn import LSN
 from cdcpipe.pgoutput.messages import Column, Relation
+from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.retry import RetryPolicy
 from spark_sink.client.prepare import Prepared
 from spark_sink.snapshot import copy, publication
 from spark_sink.snapshot import gap as module
@@ -94,6 +96,22 @@ def test_it_begins_once_the_wal_has_passed_the_gap(server: Fake, snapshot: GapSn
     exports.lsns.append(0x520)
     snapshot._take_another()
     assert (looks(server), exports.done) == (2, ["0/510 taken", "0/510 dropped", "0/520 taken"])
+
+
+def test_a_server_that_restarts_before_it_has_passed_the_gap_is_waited_for(
+    server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover a server often restarts. One look that met this ended the run."""
+    monkeypatch.setattr(copy, "_RESTART", RetryPolicy(attempts=3))
+    away = [
+        {"exit": int(ExitCode.INIT_FAILED), "stderr": f"cdcpipe: error: {UnreachableError.BEGINNING}Connection refused\n"},
+        {"exit": int(ExitCode.PG_CLOSED), "stderr": "cdcpipe: error: the server closed the connection\n"},
+    ]
+    behind, there = ({"wal_lsn": lsn, "timeline": 2} for lsn in ("0/450", "0/500"))
+    server.set_turns([behind, *away, behind, *away, there])
+    exports = Exports(monkeypatch, 0x510)
+    snapshot.prepare(lambda: False)
+    assert (looks(server), exports.done) == (7, ["0/510 taken"])
 
 
 def test_the_first_look_at_another_server_comes_before_the_copies(
