@@ -168,6 +168,8 @@ class Pipeline(Startable):
         """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         self._error: BaseException | None = None
         self._stopping = threading.Event()
+        # Held while the query and the other threads are started. A signal handler may call stop() in the thread that holds it.
+        self._starting = threading.RLock()
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
@@ -185,8 +187,9 @@ class Pipeline(Startable):
         True, or raised an error and no merge is running. Then it can be started again.
         """
         fit.check_log(self.warehouse, self.staging)  # before the lock makes a directory
-        with ExitStack() as owned:
+        with self._starting, ExitStack() as owned:
             owned.enter_context(self.lock.own(self.warehouse.name, self.staging))
+            self._stopping.clear()
             self._available_now = available_now
             self._begin()
             self._owned = owned.pop_all()
@@ -279,13 +282,16 @@ class Pipeline(Startable):
                     self._error = stopped_elsewhere("Spark's query", "its Pipeline or Runner")
                     raise self._error
                 return True
-            if self._stopping.is_set():  # a start after `stop` would never end
+            if self._stopping.is_set():
                 return True
             _logger.warning(warning)
             self._stop_following(is_last_round_wanted=False)
             if self._error is not None:  # of the last round; a start would forget it
                 raise self._error
-            self._begin()
+            with self._starting:
+                if self._stopping.is_set():  # another thread has called `stop` while the merges ended
+                    return True
+                self._begin()
         return True
 
     def stop(self) -> None:
@@ -293,6 +299,9 @@ class Pipeline(Startable):
 
         After an error, skip the last round of merges.
         """
+        self._stopping.set()
+        with self._starting:  # what another thread is starting has to be there, so that it can be stopped
+            pass
         with self._owned:
             try:
                 self._stop_query()
@@ -366,7 +375,6 @@ class Pipeline(Startable):
 
     def _stream(self) -> DataStreamWriter:
         self._error, self._batch_id = None, None
-        self._stopping.clear()
         start = self._open()
         batch = self._serving.enter_context(callbacks.taken(self._batch))
         if not self._staging_shared:

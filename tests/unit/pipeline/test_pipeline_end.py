@@ -217,6 +217,44 @@ def test_a_source_that_starts_late_is_not_started_again_after_a_stop(
     assert query.starts == 2
 
 
+def test_a_stop_of_another_thread_is_not_forgotten_when_a_source_is_started_again(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline went on to write the tables, which `stop` had given free."""
+    query, stops = Query(clock, Exception(LATE), None), []
+    made = pipeline(query, tmp_path, monkeypatch).start()
+
+    def stop_meanwhile(**_: Any) -> None:
+        if not stops:
+            stops.append(threading.Thread(target=made.stop))
+            stops[0].start()
+            stops[0].join()
+
+    monkeypatch.setattr(made, "_stop_following", stop_meanwhile)
+    assert made.wait()
+    assert (query.starts, len(stops)) == (1, 1)
+
+
+def test_a_stop_of_another_thread_waits_for_what_is_being_started(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(clock, Exception(LATE), None)
+    made, events = pipeline(query, tmp_path, monkeypatch).start(), list[str]()
+    stopping = threading.Thread(target=made.stop)
+
+    def stream(_: Pipeline) -> Query:
+        stopping.start()
+        stopping.join(0.1)  # it has not to end here
+        return query
+
+    monkeypatch.setattr(Pipeline, "_stream", stream)
+    monkeypatch.setattr(made._pace, "start", lambda *_: events.append("started") or query)
+    monkeypatch.setattr(made, "_stop_query", lambda: events.append("stopped"))
+    assert made.wait()
+    stopping.join()
+    assert events == ["started", "stopped"]
+
+
 def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
