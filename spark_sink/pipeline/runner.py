@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from cdcpipe.errors import InitError
 from cdcpipe.threads import Background
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
@@ -300,7 +301,12 @@ class Runner(Background):
 
         def build(*, on_made: Callable[[SparkSession], object]) -> SparkSession:
             self._check_stopping()  # it may have waited until another run had started Spark
-            return make_session(self.config, self._warehouse, on_step=note, on_made=on_made)
+            try:
+                return make_session(self.config, self._warehouse, on_step=note, on_made=on_made)
+            except InitError:
+                if not jvm.was_killed():
+                    self._check_stopping()  # the signal that asked us to stop may have ended the JVM, too
+                raise
 
         with shared.entered(self._spark, build) as spark:
             self._spark = spark

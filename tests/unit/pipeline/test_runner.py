@@ -398,6 +398,25 @@ def test_a_run_that_is_stopped_before_spark_has_started_removes_the_last_error(
     assert last_error.read(tmp_path / "staging") is None
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_a_stop_that_ends_spark_while_it_starts_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_stopping: bool, is_killed: bool
+) -> None:
+    """systemd sends SIGTERM to all processes. The run said that Spark did not start, perhaps for lack of memory."""
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+
+    def build(**_: object) -> Any:
+        if is_stopping:
+            made.request_stop()
+        raise InitError("Spark did not start: its JVM has ended, and gave no reason")
+
+    monkeypatch.setattr(session, "build", build)
+    monkeypatch.setattr(jvm, "was_killed", lambda: is_killed)
+    with pytest.raises(runner._StoppedError if is_stopping and not is_killed else InitError), made._session():
+        pass
+
+
 @pytest.mark.parametrize("ended", ["the server's answer", "Spark"])
 def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ended: str
