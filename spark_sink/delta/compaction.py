@@ -44,8 +44,9 @@ def compact(
 ) -> int:
     """Put files of less than ``small_bytes`` together into files of about twice that size; return how many files have gone.
 
-    ``right`` is held for each commit. Stops early once ``is_stopping`` is True. Raises UnsupportedError for a table or a file that
-    needs Spark, ChangedError if the table has changed so that nothing could be committed, and OSError; then nothing was changed.
+    ``right`` is held for each commit; it may raise InterruptedError. Stops early once ``is_stopping`` is True. Raises
+    UnsupportedError for a table or a file that needs Spark, ChangedError if the table has changed so that nothing could be
+    committed, and OSError; then nothing was changed.
     """
     log = TableLog(path).refresh()
     if (obstacle := log.obstacle("writerFeatures", KNOWN_FEATURES)) is not None:
@@ -59,7 +60,8 @@ def compact(
         try:
             with right():
                 file_table.replace_files(log, table, group, written)
-        except (ChangedError, DeltaError):  # after another error the commit may have been made, and the file be part of the table
+        except (ChangedError, DeltaError, InterruptedError):
+            # After another error the commit may have been made, and the file be part of the table.
             places.remove_files(path, [written.name])
             raise
         gone += len(group)

@@ -104,11 +104,11 @@ class _Inherited:
             return False
 
     @contextmanager
-    def hold_shared(self) -> Iterator[int]:
+    def hold_shared(self, is_stopping: Callable[[], bool]) -> Iterator[int]:
         """Share the lock; the first thread of this process takes it, and the last one releases it."""
         with self._counting:
             if not self._sharing:
-                wait_for_lock(self.shared, self._path, is_shared=True)
+                wait_for_lock(self.shared, self._path, is_shared=True, is_stopping=is_stopping)
             self._sharing += 1
         try:
             yield self.shared
@@ -133,14 +133,17 @@ def share_with_child(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def open_shared(path: Path) -> Iterator[int]:
-    """Share the lock of the file ``path``, which is created, with others. Waits for it. Yields a descriptor of the file."""
+def open_shared(path: Path, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
+    """Share the lock of the file ``path``, which is created, with others. Waits for it. Yields a descriptor of the file.
+
+    Raises InterruptedError once ``is_stopping`` is True while it waits.
+    """
     if (found := _inherited.get(path.absolute())) is not None and found.is_of(path):
-        with found.hold_shared() as fd:
+        with found.hold_shared(is_stopping) as fd:
             yield fd
     else:
         with _opened(path) as fd:
-            wait_for_lock(fd, path, is_shared=True)
+            wait_for_lock(fd, path, is_shared=True, is_stopping=is_stopping)
             yield fd
 
 

@@ -16,7 +16,11 @@ class PipelineError(CdcpipeError):
 
 
 class StoppedError(Exception):
-    """A micro-batch began after the pipeline had been asked to stop."""
+    """A micro-batch was not written, because the pipeline was asked to stop. Raised once its query is stopping."""
+
+    def __init__(self) -> None:
+        # Spark takes an error with this text for the interruption that it caused itself.
+        super().__init__("py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException")
 
 
 def stopped_elsewhere(what: str, owner: str) -> PipelineError:

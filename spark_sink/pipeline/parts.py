@@ -46,8 +46,9 @@ def make_pipeline(
     spark: SparkSession,
     describe: Callable[[], Iterable[Mapping[str, Any]]],
     keyless_named: Iterable[str],
+    is_stopping: Callable[[], bool],
 ) -> Pipeline:
-    """Return the pipeline. ``describe`` and ``keyless_named`` are those of `Pipeline`."""
+    """Return the pipeline. ``describe``, ``keyless_named`` and ``is_stopping`` are those of `Pipeline`."""
     return Pipeline(
         spark,
         config.launcher.staging,
@@ -73,6 +74,7 @@ def make_pipeline(
         column_names=config.column_names,
         history=config.history,
         history_interval_s=config.history_interval_s,
+        is_stopping=is_stopping,
     )
 
 

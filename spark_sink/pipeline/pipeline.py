@@ -66,8 +66,6 @@ __all__ = ["Pipeline", "PipelineProgress"]
 
 _logger = logging.getLogger(__name__)
 
-_INTERRUPTION: Final = "py4j.protocol.Py4JJavaError: An error occurred while calling stop: java.lang.InterruptedException"
-"""A text of an error that Spark takes for the interruption that it caused itself."""
 _MERGES_S: Final = 5.0
 """How long to wait for merges after an error."""
 
@@ -94,6 +92,8 @@ class Pipeline(Startable):
     The replicas catch up with the changelogs every ``replica_interval_s`` seconds, with 0 after each micro-batch, with None every
     second, or less often where that takes long (pipeline/rounds.py). With ``history="table"`` the stored histories do so every
     ``history_interval_s`` seconds (pipeline/histories.py).
+
+    A wait for a process that has the tables alone ends at `stop`, or once ``is_stopping`` is True: call `stop` then, too.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class Pipeline(Startable):
         column_names: str = KEEP,
         history: str = OFF,
         history_interval_s: float = 60.0,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         session.check(spark, format)
         self.spark = spark = session.own(spark)
@@ -154,7 +155,8 @@ class Pipeline(Startable):
         self._history_interval_s = history_interval_s
         self._histories: Histories | None = None
         self._rounds: list[Rounds] = []  # the threads that follow the changelogs
-        self.lock = TableLock(local_root)
+        self._stopping = threading.Event()
+        self.lock = TableLock(local_root, lambda: self._stopping.is_set() or is_stopping())
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
         self._owned = ExitStack()
@@ -167,7 +169,6 @@ class Pipeline(Startable):
         self.query: StreamingQuery | None = None
         """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         self._error: BaseException | None = None
-        self._stopping = threading.Event()
         # Held while the query and the other threads are started. A signal handler may call stop() in the thread that holds it.
         self._starting = threading.RLock()
         self._batch_id: int | None = None
@@ -183,7 +184,8 @@ class Pipeline(Startable):
     def start(self, *, available_now: bool = False) -> Self:
         """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once.
 
-        Raises WarehouseError if another pipeline has tables or log. This one has both until `stop` has ended, or `wait` returned
+        Raises WarehouseError if another pipeline has tables or log, InterruptedError for a stop while it waits for a process that
+        has the tables alone. This one has both until `stop` has ended, or `wait` returned
         True, or raised an error and no merge is running. Then it can be started again.
         """
         fit.check_log(self.warehouse, self.staging)  # before the lock makes a directory
@@ -291,13 +293,18 @@ class Pipeline(Startable):
             with self._starting:
                 if self._stopping.is_set():  # another thread has called `stop` while the merges ended
                     return True
-                self._begin()
+                try:
+                    self._begin()
+                except InterruptedError:
+                    if self._stopping.is_set():
+                        return True
+                    raise
         return True
 
     def stop(self) -> None:
         """Stop after the running micro-batch, and after the replicas have caught up with the changelogs; histories need not.
 
-        After an error, skip the last round of merges.
+        After an error, and while another process has the tables alone, skip the last round of merges.
         """
         self._stopping.set()
         with self._starting:  # what another thread is starting has to be there, so that it can be stopped
@@ -409,31 +416,42 @@ class Pipeline(Startable):
         """Write a micro-batch of segments to the tables. Spark calls this in a thread of this process."""
         began_at = time.monotonic()
         with self._batch_running:
-            if self._stopping.is_set():  # it begins after `stop`: end it as soon as the query is stopping
-                wait_until(self.query, lambda: False)
-                raise StoppedError(_INTERRUPTION)
-            try:
-                start, end = micro_batch(self.checkpoint, batch_id)
-                with self.lock.append() as lock_state:
-                    if lock_state != self._lock_state:  # another writer has changed the tables
-                        self._tables.forget()
-                        if self._catalog is not None and self._lock_state:
-                            self._catalog.forget_histories()
-                            self._catalog.register(self.warehouse.tables())
-                        self._lock_state = lock_state
-                    with self.batches.timed():
-                        self._process(start, end)
-                self._batch_id = batch_id
-                if start is not None:  # not ``end``: Spark may run this micro-batch again until it has recorded its end
-                    _release_segments(self, batch_id - 1, start)
-                # Outside the append block, because a thread holds only one right at a time.
-                if self._follower is not None and self._replica_interval_s == 0:
-                    self._follower.catch_up()
-            except BaseException as ex:
-                self._error = self._error or own_error(ex)  # the first error is kept
-                raise
+            is_written = not self._stopping.is_set() and self._write(batch_id)
+        if not is_written:  # end it as soon as the query is stopping
+            self._stopping.wait()
+            wait_until(self.query, lambda: False)
+            raise StoppedError
         if not self._available_now:
             self._pace.rest(began_at, self._stopping.wait)
+
+    def _write(self, batch_id: int) -> bool:
+        """Write a micro-batch to the tables. Returns False for a stop while another process has the tables alone."""
+        try:
+            start, end = micro_batch(self.checkpoint, batch_id)
+            with ExitStack() as held:
+                try:
+                    lock_state = held.enter_context(self.lock.append())
+                except InterruptedError:
+                    return False
+                if lock_state != self._lock_state:  # another writer has changed the tables
+                    self._tables.forget()
+                    if self._catalog is not None and self._lock_state:
+                        self._catalog.forget_histories()
+                        self._catalog.register(self.warehouse.tables())
+                    self._lock_state = lock_state
+                with self.batches.timed():
+                    self._process(start, end)
+            self._batch_id = batch_id
+            if start is not None:  # not ``end``: Spark may run this micro-batch again until it has recorded its end
+                _release_segments(self, batch_id - 1, start)
+            # Outside the append block, because a thread holds only one right at a time.
+            if self._follower is not None and self._replica_interval_s == 0:
+                with suppress(InterruptedError):  # the next start makes up for it
+                    self._follower.catch_up()
+        except BaseException as ex:
+            self._error = self._error or own_error(ex)  # the first error is kept
+            raise
+        return True
 
     def _process(self, start: Position | None, end: Position) -> None:
         """Write the changes of the log in (start, end] to the tables, except those that the tables already have."""

@@ -11,6 +11,7 @@ There is a round at the start, one after each interval, and one more at the end.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Rounds", "own_interval_s"]
+
+_logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.2
 _NEVER_S: Final = threading.TIMEOUT_MAX
@@ -40,6 +43,7 @@ class Rounds:
 
     With an interval of 0 there are only the first and the last round. With None the interval is `own_interval_s`, and `want` starts
     a round at once if no other wanted round began within it. If an error ends the rounds, the thread calls ``on_error`` with it.
+    InterruptedError is none: a round raises it if the process is asked to stop while the round waits.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class Rounds:
                     break
             if self._is_last_wanted:
                 self._round()
+        except InterruptedError:  # the next start does what is left
+            _logger.info("%s: stopped while another process had the tables alone", self._name)
         except BaseException as ex:  # noqa: BLE001 - the owner raises it
             self._on_error(ex)
 

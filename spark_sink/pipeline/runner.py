@@ -233,7 +233,7 @@ class Runner(Background):
         if self._stopping.is_set():
             return
         self._step = "starting the pipeline"
-        self.pipeline = make_pipeline(config, spark, self._published.describe, self._keyless_named)
+        self.pipeline = make_pipeline(config, spark, self._published.describe, self._keyless_named, self._stopping.is_set)
         with self.pipeline as pipeline:
             healer = self._healer = make_healer(config, spark, self._warehouse, pipeline, self._stopping.is_set)
             self._pass_gap(spark, pipeline, healer)
@@ -314,7 +314,7 @@ class Runner(Background):
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
-        snapshot.start(spark, self.config.launcher.staging)
+        snapshot.start(spark, self.config.launcher.staging, self._stopping.is_set)
         try:
             while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
                 self._check_others()
@@ -398,6 +398,10 @@ class Runner(Background):
     def _take_error(self, ex: BaseException) -> None:
         """Record the error that ended the run, unless the error is a result of the request to stop."""
         is_stopping = self._stopping.is_set()
+        if is_stopping and isinstance(ex, InterruptedError):
+            _logger.info("stopped while it waited for another process; what the tables lack comes with the next start")
+            last_error.clear(self.config.launcher.staging)
+            return
         has_spark_ended = self._spark is not None and jvm.has_ended(_LONGEST_END_S if is_stopping else jvm.END_S)
         if self._published.is_interrupted:
             _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")

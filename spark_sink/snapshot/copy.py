@@ -139,15 +139,19 @@ class Snapshot:
 
     # --- for its owner ---
 
-    def start(self, spark: SparkSession, staging: Path | str) -> None:
-        """Start the copying thread, and return at once. The launcher must have begun its epoch."""
+    def start(self, spark: SparkSession, staging: Path | str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Start the copying thread, and return at once. The launcher must have begun its epoch.
+
+        If the masks have changed, wait for a process that has the tables alone. Raises InterruptedError once ``is_stopping`` is
+        True.
+        """
         assert self._export is not None
         epochs = list_epochs(staging)
         if not epochs:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._epochs = epochs
         self._bind(epochs[-1])
-        settle(self.warehouse, TableLock(self.warehouse.local_root(self.config.staging)), self.config.staging)
+        settle(self.warehouse, TableLock(self.warehouse.local_root(self.config.staging), is_stopping), self.config.staging)
         self._spark = spark
         datasource.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))

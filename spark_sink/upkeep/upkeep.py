@@ -345,6 +345,8 @@ def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
     """Turn any error into a warning: the tables are still intact."""
     try:
         yield
+    except InterruptedError:
+        _logger.info("stopped before %s was %s: another process has the tables alone", places.name(path), done)
     except Exception as ex:  # noqa: BLE001
         said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
         _logger.warning("%s was not %s this time, upkeep tries again later: %s", places.name(path), done, said)

@@ -31,7 +31,8 @@ Two appends, or two merges, exclude each other only within one process. So there
 another lock, from its start to its end (`TableLock.own`). Other programs, like your own Spark jobs, do not know these rights.
 
 Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
-cannot starve it.
+cannot starve it. A purge may have the tables alone for long, and a stopped process for ever. So a wait for ``alone`` to end, or for
+``alone`` itself, ends with InterruptedError once this process is asked to stop. A right that is free is given even then.
 """
 
 from __future__ import annotations
@@ -79,9 +80,13 @@ def lock_file(root: Path) -> Path:
 
 
 class TableLock:
-    """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe."""
+    """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe.
 
-    def __init__(self, root: Path) -> None:
+    Once ``is_stopping`` is True, a wait for a right that excludes other processes raises InterruptedError.
+    """
+
+    def __init__(self, root: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        self._is_stopping = is_stopping
         self._file = lock_file(root)
         self._wanted = self._file.with_name("tables-wanted.lock")
         self._owner = self._file.with_name("pipeline.lock")
@@ -128,8 +133,9 @@ class TableLock:
             yield state
 
     @contextmanager
-    def alone(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Hold the right to write all tables alone. Raises InterruptedError once ``is_stopping`` is True while it waits."""
+    def alone(self, is_stopping: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Hold the right to write all tables alone. If given, ``is_stopping`` counts instead of the lock's own."""
+        is_stopping = is_stopping or self._is_stopping
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with open_alone(self._wanted) as wanted:
             wait_for_lock(wanted, self._wanted, is_stopping=is_stopping)
@@ -145,6 +151,6 @@ class TableLock:
         """Exclude ``alone``; yield the present state."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            with open_shared(self._wanted):
-                fd = held.enter_context(open_shared(self._file))
+            with open_shared(self._wanted, self._is_stopping):
+                fd = held.enter_context(open_shared(self._file, self._is_stopping))
             yield os.pread(fd, _STATE_BYTES, 0)

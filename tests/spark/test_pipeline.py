@@ -1,5 +1,6 @@
 """From a real server to tables: a replica holds the rows of its table, whatever happens in between."""
 
+import fcntl
 import random
 import shutil
 import threading
@@ -34,6 +35,7 @@ from spark_sink.spark import session
 from spark_sink.staging.log import Position, list_segments, log_end
 from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 from support.road import BIG, HOSTILE, Road, identity_workload
 from support.segments import Log, relation
@@ -462,6 +464,30 @@ def test_a_micro_batch_that_begins_during_a_stop(spark: Any, tmp_path: Path, mon
     again.process_available()
     assert again.progress.changes == 1
     assert read_replica(spark, tmp_path / "warehouse", "public.t").count() == 2
+
+
+def test_a_micro_batch_that_waits_for_another_process_during_a_stop(spark: Any, tmp_path: Path) -> None:
+    """The query ends in order, although the run is asked to stop some time before it stops the pipeline."""
+    log, described = Log(tmp_path / "staging"), relation(10, "t", ("id", 23))
+    log.segment([described, Insert(None, 10, (b"1",))])
+    stopping, looks = threading.Event(), threading.Semaphore(0)
+    pipeline = Pipeline(
+        spark, log.root, tmp_path / "warehouse", format="parquet", is_stopping=lambda: looks.release() or stopping.is_set()
+    )
+    pipeline.start()
+    until(lambda: pipeline.progress.batches == 1, deadline_s=SPARK_DEADLINE_S)
+    with lock_file(tmp_path / "warehouse").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        log.segment([described, Insert(None, 10, (b"2",))])
+        assert looks.acquire(timeout=SPARK_DEADLINE_S)
+        stopping.set()
+        assert not pipeline.wait(1.0)
+        pipeline.stop()
+        assert pipeline.wait()
+    assert pipeline.progress.changes == 1
+    again = Pipeline(spark, log.root, tmp_path / "warehouse", format="parquet")
+    again.process_available()
+    assert again.progress.changes == 1
 
 
 def test_two_pipelines_work_in_one_session(spark: Any, tmp_path: Path) -> None:

@@ -164,6 +164,19 @@ def test_a_table_that_changes_meanwhile_stays_as_it_is(tmp_path: Path, change: C
     assert len(list(table.path.glob("*.parquet"))) == 5  # the new file is gone
 
 
+def test_a_stop_while_another_process_has_the_table_leaves_nothing(tmp_path: Path) -> None:
+    @contextmanager
+    def right() -> Iterator[None]:
+        raise InterruptedError
+        yield
+
+    table = made(tmp_path / "t")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InterruptedError):
+        compact(table.path, SMALL, right)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_commit_with_an_unknown_end_keeps_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store may have the commit although the connection was lost."""
     table = made(tmp_path / "t")

@@ -171,6 +171,28 @@ def test_a_wait_for_a_stopped_process_names_it(
     ]
 
 
+@pytest.mark.parametrize("has_child", [False, True])
+@pytest.mark.parametrize("right", ["alone", "append", "merge", "reading"])
+def test_a_stop_ends_a_wait_for_another_process(tmp_path: Path, right: str, has_child: bool) -> None:
+    """`run` said which process has the tables, and waited for it also after SIGTERM: until systemd killed it."""
+    path, looks = lock_file(tmp_path), []
+    tables = TableLock(tmp_path, lambda: looks.append(right) or len(looks) == 3)
+    if has_child:
+        share_with_child(path)
+    else:
+        path.parent.mkdir()
+    take = getattr(tables, right)
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(InterruptedError), take():
+            pass
+    assert len(looks) == 3
+    with take(), path.open() as other:  # one that is free is given: a last round of merges needs it
+        assert not try_lock(other.fileno())
+    with path.open() as other:
+        assert try_lock(other.fileno())
+
+
 def test_a_wait_for_a_thread_of_this_process_is_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -167,6 +167,15 @@ def test_an_end_without_a_last_round(merges: Merges, tmp_path: Path) -> None:
     assert merges.done == [(A, Position(1, 1))]
 
 
+def test_a_stop_while_another_process_has_the_tables_ends_the_rounds_without_an_error(merges: Merges, tmp_path: Path) -> None:
+    merges.error = InterruptedError()
+    made = make(merges, tmp_path, 0.01)
+    made.record(A, Position(1, 1))
+    made.rounds.start()
+    assert made.rounds.wait()
+    assert not merges.errors
+
+
 def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Path) -> None:
     merges.error = ValueError("no")
     made = make(merges, tmp_path, 0.01)

@@ -1,6 +1,7 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from cdcpipe.errors import CdcpipeError
 from spark_sink.files.lock import try_lock
 from spark_sink.pipeline import fit, query_end
-from spark_sink.pipeline.failures import PipelineError
+from spark_sink.pipeline.beginning import finish_left
+from spark_sink.pipeline.failures import PipelineError, StoppedError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.pipeline.source_ends import SourceEnds
@@ -27,7 +29,7 @@ from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.errors import WarehouseError
-from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.lock import TableLock, lock_file
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
 
@@ -253,6 +255,58 @@ def test_a_stop_of_another_thread_waits_for_what_is_being_started(
     assert made.wait()
     stopping.join()
     assert events == ["started", "stopped"]
+
+
+@pytest.mark.parametrize("asked", ["the pipeline", "the run"])
+def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A purge may have the tables alone for long: systemd killed a run that waited for it."""
+    made, ends, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), list[BaseException](), threading.Semaphore(0)
+    is_stopping = threading.Event()
+    made.lock = TableLock(tmp_path / "warehouse", lambda: looks.release() or made._stopping.is_set() or is_stopping.is_set())
+    monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", lambda *_: (None, Position(1, 0x200)))
+
+    def run() -> None:
+        try:
+            made._batch(cast("Any", None), 0)
+        except StoppedError as ex:
+            ends.append(ex)
+
+    batch = threading.Thread(target=run, daemon=True)
+    with lock_file(tmp_path / "warehouse").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        batch.start()
+        looks.acquire()
+        if asked == "the run":  # some time before it stops the pipeline
+            is_stopping.set()
+            assert made._batch_running.acquire(timeout=60)
+            made._batch_running.release()
+            assert not ends
+        made.stop()
+        batch.join(60)
+        assert [str(each) for each in ends] == [str(StoppedError())]
+    assert made.wait()
+
+
+def test_a_stop_ends_a_start_that_waits_for_another_process(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    made.lock = Pipeline(made.spark, tmp_path / "staging", tmp_path / "warehouse", is_stopping=lambda: True).lock
+
+    def stream(_: Pipeline) -> Query:
+        finish_left(made.spark, made.warehouse, made.lock, made._tables, Position(1, 0))
+        pytest.fail("it has not waited")
+
+    monkeypatch.setattr(Pipeline, "_stream", stream)
+    path = lock_file(tmp_path / "warehouse")
+    path.parent.mkdir(parents=True)
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(InterruptedError):
+            made.start()
+    made.stop()
+    with TableLock(tmp_path / "warehouse").own("warehouse", tmp_path / "staging"):
+        pass
 
 
 def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(

@@ -431,6 +431,18 @@ def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     assert made.error is None
 
 
+def test_a_stop_while_another_process_has_the_tables_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = noted(tmp_path)
+    made._take_error(InterruptedError())
+    assert isinstance(made.error, InterruptedError)  # nobody has asked for a stop
+    made = Runner(made.config)
+    made.request_stop()
+    made._spark = cast("Any", object())
+    monkeypatch.setattr(jvm, "has_ended", pytest.fail)  # it would wait ten seconds for that
+    made._take_error(InterruptedError())
+    assert (made.error, last_error.read(tmp_path / "staging")) == (None, None)
+
+
 def test_a_lack_of_memory_during_a_stop_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """systemd stops a service when the kernel kills one of its processes. It looked like a stop in order, each time."""
     made = noted(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -14,7 +16,7 @@ from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.purge import Purged
 from spark_sink.upkeep.recorded_times import RecordedTimes
 from spark_sink.upkeep.upkeep import Upkeep
-from spark_sink.warehouse.lock import TableLock
+from spark_sink.warehouse.lock import TableLock, lock_file
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, NONE, version
 
@@ -113,6 +115,23 @@ def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start
     assert purged == [*tables[:1], *tables]
     take_care(lambda: False)
     assert purged == [*tables[:1], *tables]
+
+
+def test_a_stop_while_another_process_has_the_tables_is_worth_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that is asked to stop ends this wait before it stops its upkeep."""
+    house, looks = Warehouse(tmp_path, "delta"), []
+    monkeypatch.setattr(upkeep, "places_of", lambda _: [(Table("public", "fruit"), house.changelog(Table("public", "fruit")))])
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    lock = TableLock(tmp_path, lambda: looks.append("waited") or True)
+    path = lock_file(tmp_path)
+    path.parent.mkdir()
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        Upkeep(Mock(), house, lock, optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0).run()
+    assert looks
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_purge_by_age_names_whose_rows_go_and_whose_changes_stay(
