@@ -18,7 +18,7 @@ import os
 import select
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from cdcpipe import logs
@@ -59,23 +59,31 @@ def _act(reader: int) -> None:
                     _action(number)
         elif _is_ending.is_set():
             _is_ending.clear()
-            message = "still ending; another signal ends it at once"
-            logs.show(logs.line("warning", "cdcpipe-spark", message) if logs.is_json() else f"cdcpipe-spark: {message}")
+            _tell("warning", "still ending; another signal ends it at once")
 
 
 def _end_at_once(number: int) -> None:
     """End the process with exit code 130 or 143, after one line on stderr."""
-    start = "\r\x1b[K" if os.isatty(2) else ""
-    message = f"ended by {signal.Signals(number).name} before it was done"
-    said = logs.line("error", "cdcpipe-spark", message, exit_code=128 + number) if logs.is_json() else None
-    line = f"{said or f'{start}cdcpipe-spark: {message}'}\n"
     try:
         for restore in _restores:
             restore()
-        if select.select([], [2], [], 0)[1]:  # a full pipe must not block the exit
-            os.write(2, line.encode())
+        _tell("error", f"ended by {signal.Signals(number).name} before it was done", exit_code=128 + number)
     finally:
         os._exit(128 + number)
+
+
+def _tell(level: str, message: str, exit_code: int | None = None) -> None:
+    """Write a line to stderr, unless that would wait. While this thread waits, no signal ends the process.
+
+    A pipe may be full, and then another thread may hold the lock of `sys.stderr`, which `logs.show` would wait for.
+    """
+    if logs.is_json():
+        line = logs.line(level, "cdcpipe-spark", message, exit_code=exit_code)
+    else:
+        line = ("\r\x1b[K" if os.isatty(2) else "") + f"cdcpipe-spark: {message}"
+    with suppress(OSError):  # as in `logs.write`: the disk with a log may be full, or nobody reads a pipe any more
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{line}\n".encode())
 
 
 _action: Callable[[int], None] = _end_at_once

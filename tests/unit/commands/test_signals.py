@@ -1,8 +1,10 @@
 """What signals do, in a process of its own: the second one ends the process at once, and leaves the terminal as it was."""
 
+import os
 import resource
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -24,7 +26,9 @@ asked = threading.Event()
 with restored_by(lambda: print("restored", flush=True)), on_signals(asked.set):
     os.kill(os.getpid(), signal.SIGINT)
     assert asked.wait(60)
-    if sys.argv[1] == "twice":
+    while sys.argv[1] == "twice, late" and signals._is_ending.is_set():
+        threading.Event().wait(0.01)
+    if "twice" in sys.argv[1]:
         os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(60)
     if sys.argv[1] == "late":
@@ -62,3 +66,20 @@ def test_a_command_that_takes_long_to_end_says_what_another_signal_does() -> Non
         assert process.stderr.readline() == "cdcpipe-spark: still ending; another signal ends it at once\n"
         assert process.communicate("\n", DEADLINE_S) == ("restored\ndone\n", "")
     assert process.returncode == 0
+
+
+def test_a_full_pipe_does_not_keep_the_second_signal_from_ending_it() -> None:
+    """The line that says what this signal does waited for a reader of the pipe, and so this signal did nothing."""
+    reader, full = os.pipe()
+    try:
+        os.set_blocking(full, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(full, b"x" * 4096)
+        os.set_blocking(full, True)
+        argv = [sys.executable, "-c", PROGRAM, "twice, late", "0.01", "0"]
+        done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, timeout=DEADLINE_S, check=False)
+    finally:
+        os.close(reader)
+        os.close(full)
+    assert (done.returncode, done.stdout) == (130, b"restored\n")
