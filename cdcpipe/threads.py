@@ -73,6 +73,12 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
         if self.ident is not None:
             self.join()
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait as `join` does. Return whether the target has ended, also before ``start``."""
+        if self.ident is not None:
+            self.join(timeout_s)
+        return not self.is_alive()
+
     def is_alive(self) -> bool:
         """Return whether the target is running."""
         return self.ident is not None and not self._has_ended.is_set()

@@ -18,7 +18,6 @@ dropped the snapshot: then all tables that are not finished are copied from thei
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -40,6 +39,7 @@ from spark_sink.snapshot.plan import LockedError, StaleSnapshotError
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.source import datasource
 from spark_sink.spark import session
+from spark_sink.spark.jobs import Jobs
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs
@@ -68,8 +68,6 @@ CHUNK_BYTES = 32 << 20
 
 _TABLES_AT_ONCE = 3
 """The default number of tables copied at a time. While one table waits for Spark's driver, the executors copy another's chunks."""
-
-_CANCEL_INTERVAL_S = 0.5
 
 _ROUNDS = 5
 """How often a table that could not be copied with one snapshot is tried with the next one."""
@@ -118,8 +116,7 @@ class Snapshot:
         self._export: ExportedSnapshot | None = None
         self._spark: SparkSession | None = None
         self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
-        # Jobs are cancelled by their tag in all sessions. So the copies of other runs in this process have other tags.
-        self._job_tag = f"cdcpipe-snapshot-{secrets.token_hex(8)}"
+        self._jobs = Jobs("snapshot")
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()
@@ -170,9 +167,8 @@ class Snapshot:
     def stop(self) -> None:
         """Stop the copy. Unfinished tables are left to the next run."""
         self._stopping = True
-        while self._spark is not None and self._thread.is_alive():  # in a loop: a thread may be about to start a job
-            _cancel(self._spark, self._job_tag)
-            self._thread.join(_CANCEL_INTERVAL_S)
+        if self._spark is not None:
+            self._jobs.cancel_until(self._spark, self._thread.wait)
         self._release(is_done=False)
 
     @property
@@ -322,7 +318,7 @@ class Snapshot:
         def copy(plan: TablePlan) -> Table | None:
             if self._stopping:
                 return None
-            copying.spark.sparkContext.addJobTag(self._job_tag)
+            self._jobs.include_mine(copying.spark)
             table = homes.of(plan.relation)
             try:
                 count = copy_table(copying, plan, table)
@@ -345,11 +341,9 @@ class Snapshot:
                 rewritten = [name for name in (future.result() for future in futures) if name is not None]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                # Cancel in a loop, as `stop` does. A future that was cancelled before it began never counts as done, so it is
-                # left out.
+                # A future that was cancelled before it began never counts as done, so it is left out.
                 begun = [future for future in futures if not future.cancelled()]
-                while wait(begun, _CANCEL_INTERVAL_S).not_done:
-                    _cancel(copying.spark, self._job_tag)
+                self._jobs.cancel_until(copying.spark, lambda timeout_s: not wait(begun, timeout_s).not_done)
                 raise
         if self._stopping:
             raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")
@@ -452,9 +446,3 @@ def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_s
     """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError if it stops while it waits."""
     with TableLock(warehouse.local_root(staging)).alone(is_stopping):
         merge.finish_snapshots(spark, warehouse)
-
-
-def _cancel(spark: SparkSession, tag: str) -> None:
-    """Cancel the jobs with a tag. A session that was stopped has none, and asking it would hide what has ended the copy."""
-    if not session.is_stopped(spark):
-        spark.sparkContext.cancelJobsWithTag(tag)

@@ -26,7 +26,8 @@ knows. After a pause of the machine, these may be the files of the running micro
 read the log. A merge may replace the whole directory of a replica, so for a replica VACUUM holds the right to merge; for a history
 likewise.
 
-An error here does no harm, and upkeep tries again later. So it is only a warning.
+An error here does no harm, and upkeep tries again later. So it is only a warning. A stop cancels the jobs of Spark that upkeep
+runs: what only makes tables smaller must not hold up the end of a run, and the next one does it again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ import logging
 import math
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
@@ -55,6 +57,7 @@ from spark_sink.delta.unused_files import is_unfinished, unused_files
 from spark_sink.files import clock, places
 from spark_sink.schema.table import NO_COPIES, has_key
 from spark_sink.spark import session
+from spark_sink.spark.jobs import Jobs
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
 from spark_sink.upkeep.recorded_times import HISTORIES, PURGE, RecordedTimes, places_of, vacuum_interval_s, vacuum_of
@@ -87,6 +90,8 @@ _CUBE_BYTES = 2 << 30
 """In a clustered table, a group of files sorted together is not rewritten once it has this size."""
 _MOST_CLUSTERING_COLUMNS = 4
 _NOT_CLUSTERED = (ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType)
+_LOOK_S = 0.2
+"""How often to check whether a run that waits for its upkeep is asked to stop."""
 _SHORTEST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 3600.0
 """The longest pause before upkeep checks again whether VACUUM is due and whether logs are too long."""
@@ -132,6 +137,7 @@ class Upkeep:
         self._clustering = clustering
         self._lock = lock
         self._stopping = threading.Event()
+        self._jobs = Jobs("upkeep")
         self._thread = Worker(target=self._run, name="upkeep", daemon=True)
         self._states: dict[Path, TableState | None] = {}
         self._refusing: set[Path] = set()
@@ -159,9 +165,9 @@ class Upkeep:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Waits until it has finished the current table."""
+        """End the thread. Cancels the jobs that it runs: the next start does again what it has not finished."""
         self._stopping.set()
-        self._thread.join_if_started()
+        self._jobs.cancel_until(self._spark, self._thread.wait)
 
     def _run(self) -> None:
         interval_s = self._optimize_interval_s
@@ -170,13 +176,18 @@ class Upkeep:
             if interval_s is None or time.monotonic() < due_s:
                 self._look(lambda: False, compacts=False)
             else:
-                self.run()
+                self._look(lambda: False, compacts=True)
                 due_s = time.monotonic() + interval_s
             self._stopping.wait(min(max(_SHORTEST_PAUSE_S, due_s - time.monotonic()), _LONGEST_PAUSE_S))
 
     def run(self, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Do the upkeep of each table in turn, until ``is_stopping`` is True or ``stop`` is called."""
-        self._look(is_stopping, compacts=self._optimize_interval_s is not None)
+        """Do the upkeep of each table once. As soon as ``is_stopping`` is True, cancels it as ``stop`` does."""
+        compacts = self._optimize_interval_s is not None
+        thread = Worker(target=lambda: self._look(is_stopping, compacts=compacts), name="upkeep", daemon=True)
+        thread.start()
+        while not thread.wait(_LOOK_S):
+            if is_stopping():
+                self._jobs.cancel_until(self._spark, thread.wait)
 
     def _look(self, is_stopping: Callable[[], bool], *, compacts: bool) -> None:
         """Do the upkeep of each table in turn. With ``compacts``, also put small files together."""
@@ -186,30 +197,31 @@ class Upkeep:
         def is_ending() -> bool:
             return self._stopping.is_set() or is_stopping()
 
-        with _forgiving(self._warehouse.root), ExitStack() as ending:
+        with _forgiving(self._warehouse.root, "compacted", is_ending), ExitStack() as ending:
             ending.callback(self._times.flush)
-            if self._keep_changelog_s is not None and not is_ending():
-                with _forgiving(self._warehouse.root / "changelog", "purged"), suppress(InterruptedError):
-                    self._purge(self._keep_changelog_s, is_ending)
-            if self._keep_history_s is not None and not is_ending():
-                with _forgiving(self._warehouse.root / "history", "purged"), suppress(InterruptedError):
-                    self._purge_histories(self._keep_history_s, is_ending)
-            for table, path, right in self._paths():
+            self._jobs.include_mine(self._spark)
+            for path, done, work in self._steps(is_ending, compacts=compacts):
                 if is_ending():
                     return
-                with _forgiving(path / "_delta_log", "given a checkpoint"):
-                    if delta_log.is_long(path):
-                        with right():
-                            delta.checkpoint(self._spark, path)
-                if self._log_retention_s is not None:
-                    with _forgiving(path / "_delta_log", "shortened"), right():
-                        self._shorten(path, self._log_retention_s)
-                with _forgiving(path):
-                    if compacts:
-                        self._optimize(table, path, right, is_ending)
-                with _forgiving(path, "vacuumed"):
-                    if self._vacuum_retention_s is not None:
-                        self._vacuum(table, path, right, self._vacuum_retention_s)
+                with _forgiving(path, done, is_ending):
+                    work()
+
+    def _steps(self, is_stopping: Callable[[], bool], *, compacts: bool) -> Iterator[tuple[Path, str, Callable[[], None]]]:
+        """Yield what there is to do, in order: where, what a warning calls it, and the function that does it."""
+        root = self._warehouse.root
+        if self._keep_changelog_s is not None:
+            yield root / "changelog", "purged", partial(self._purge, self._keep_changelog_s, is_stopping)
+        if self._keep_history_s is not None:
+            yield root / "history", "purged", partial(self._purge_histories, self._keep_history_s, is_stopping)
+        for table, path, right in self._paths():
+            log = path / "_delta_log"
+            yield log, "given a checkpoint", partial(self._checkpoint, path, right)
+            if self._log_retention_s is not None:
+                yield log, "shortened", partial(self._shorten, path, right, self._log_retention_s)
+            if compacts:
+                yield path, "compacted", partial(self._optimize, table, path, right, is_stopping)
+            if self._vacuum_retention_s is not None:
+                yield path, "vacuumed", partial(self._vacuum, table, path, right, self._vacuum_retention_s)
 
     def _paths(self) -> Iterator[tuple[Table, Path, Right]]:
         """Yield the tables, each with the right that its writer has to hold."""
@@ -231,13 +243,14 @@ class Upkeep:
         started = time.monotonic()
         if path != self._warehouse.changelog(table) or not _compact(path, large, right, is_stopping):
             with right():
-                files = self._cluster(table, path) if sorts else ""
+                # FULL: files that are sorted by an earlier key are rewritten, too. Others are not, as without it.
+                files = "FULL" if sorts and self._cluster(table, path) else ""
                 self._spark.conf.set("spark.databricks.delta.optimize.maxFileSize", 2 * large)
                 self._spark.sql(f"OPTIMIZE {delta.table_name(path)} {files}")
         _logger.info("%s: %d files compacted in %.1f s", path, state.files, time.monotonic() - started)
 
-    def _cluster(self, table: Table, path: Path) -> str:
-        """Set a table's clustering columns to its present key. Returns FULL if OPTIMIZE has to rewrite all files, else ""."""
+    def _cluster(self, table: Table, path: Path) -> bool:
+        """Set a table's clustering columns to its present key. Returns False if no column of the key can be one."""
         key = [version.columns for version in self._warehouse.versions(table) if version.key][-1]
         fields = delta.read(self._spark, path).schema.fields[:INDEXED_COLUMNS]  # Delta can cluster only by columns with statistics
         possible = {field.name for field in fields if not isinstance(field.dataType, _NOT_CLUSTERED)}
@@ -248,11 +261,16 @@ class Upkeep:
         is_as_wanted = len(found) == len(wanted) and all(map(_is_name, found, wanted))
         if wanted and not is_as_wanted:
             self._spark.sql(f"ALTER TABLE {name} CLUSTER BY ({', '.join(map(quote, wanted))})")
-            return "FULL" if found else ""  # files that are sorted by the old key have to be rewritten, too
-        return ""
+        return bool(wanted)
 
-    def _shorten(self, path: Path, retention_s: float) -> None:
-        count = delta_log.shorten(path, retention_s)
+    def _checkpoint(self, path: Path, right: Right) -> None:
+        if delta_log.is_long(path):
+            with right():
+                delta.checkpoint(self._spark, path)
+
+    def _shorten(self, path: Path, right: Right, retention_s: float) -> None:
+        with right():
+            count = delta_log.shorten(path, retention_s)
         if count:
             _logger.debug("%s: %d commits removed from the log", path, count)
 
@@ -341,12 +359,15 @@ def _is_name(told: str, name: str) -> bool:
 
 
 @contextmanager
-def _forgiving(path: Path, done: str = "compacted") -> Iterator[None]:
-    """Turn any error into a warning: the tables are still intact."""
+def _forgiving(path: Path, done: str, is_stopping: Callable[[], bool]) -> Iterator[None]:
+    """Turn any error into a warning: the tables are still intact. What a stop has cancelled is not worth one."""
     try:
         yield
     except InterruptedError:
         _logger.info("stopped before %s was %s: another process has the tables alone", places.name(path), done)
-    except Exception as ex:  # noqa: BLE001
+    except Exception as ex:
+        if is_stopping():
+            _logger.info("stopped before %s was %s", places.name(path), done, exc_info=True)
+            return
         said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
         _logger.warning("%s was not %s this time, upkeep tries again later: %s", places.name(path), done, said)

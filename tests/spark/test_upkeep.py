@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,13 +246,57 @@ def test_a_clustered_table_is_written_anew_only_for_another_key(
     delta.create(path, spark.range(9).selectExpr("id as `a``b`", "id as `c.d`"), {})
     monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 0)
     care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=3600.0, vacuum_retention_s=None, clustering=True)
+
+    def operations() -> list[str]:
+        return [row.operation for row in spark.sql(f"DESCRIBE HISTORY {delta.table_name(path)}").collect()][::-1]
+
     for _ in range(2):
         care.run()
-        operations = spark.sql(f"DESCRIBE HISTORY {delta.table_name(path)}").where("operation = 'CLUSTER BY'")
-        assert operations.count() == 1
+        assert operations()[-2:] == ["CLUSTER BY", "OPTIMIZE"]
     assert state(path).is_clustered
+    house.write_versions(FRUIT, [Version(0, 0, 7, key[1:], key[1:])])
+    spark.sql(
+        f"ALTER TABLE {delta.table_name(path)} CLUSTER BY (`c.d`)"
+    )  # a run that was ended while it sorted has done this alone
+    for _ in range(2):
+        care.run()
+        assert operations()[-4:] == ["CLUSTER BY", "OPTIMIZE"] * 2
     spark.sql(f"ALTER TABLE {delta.table_name(path)} CLUSTER BY NONE")
     assert not state(path).is_clustered
+
+
+def test_a_stop_cancels_the_jobs_of_delta(
+    spark: "SparkSession", house: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Delta runs the jobs of OPTIMIZE in threads of its own."""
+    monkeypatch.setattr(upkeep, "_MOST_SMALL_FILES", 2)
+    monkeypatch.setattr(upkeep, "_compact", lambda *_: False)
+    marks, cores = tmp_path / "marks", spark.sparkContext.defaultParallelism
+    marks.mkdir()
+
+    def hold(core: int) -> int:
+        (marks / f"begun-{core}").touch()
+        while not (marks / "end").exists():
+            time.sleep(0.02)
+        return core
+
+    path, jobs = house.changelog(FRUIT), spark.sparkContext.statusTracker()
+    care = Upkeep(spark, house, TableLock(house.root), optimize_interval_s=3600.0, vacuum_retention_s=None)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(spark.sparkContext.range(cores, numSlices=cores).map(hold).collect)
+        try:
+            until(lambda: len(list(marks.iterdir())) == cores)
+            holding = set(jobs.getActiveJobsIds())
+            care.start()
+            until(lambda: set(jobs.getActiveJobsIds()) - holding)  # it waits for a core
+            care.stop()
+            assert set(jobs.getActiveJobsIds()) == holding
+        finally:
+            (marks / "end").touch()
+        assert held.result() == list(range(cores))
+    assert (state(path).files, caplog.messages) == (3, [])
+    Upkeep(spark, house, TableLock(house.root), optimize_interval_s=3600.0, vacuum_retention_s=None).run()
+    assert state(path).files == 1
 
 
 def test_nothing_is_done_where_nothing_is_asked_for(

@@ -70,11 +70,14 @@ def test_a_second_start_changes_nothing() -> None:
 def test_a_join_ends_with_its_time() -> None:
     ending = threading.Event()
     worker = Worker(target=ending.wait, daemon=True)
+    assert worker.wait(0.0)  # it has not begun
     worker.start()
     worker.join(0.01)
     assert worker.is_alive()
+    assert not worker.wait(0.01)
     ending.set()
     worker.join()
+    assert worker.wait(0.0)
 
 
 def test_a_failed_target_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

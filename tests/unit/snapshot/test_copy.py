@@ -15,6 +15,7 @@ from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.snapshot import copy as module
 from spark_sink.snapshot.copy import Snapshot
+from spark_sink.spark import jobs
 from spark_sink.staging import copied
 from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse.warehouse import Warehouse
@@ -38,7 +39,7 @@ class Copy(Snapshot):
 
 
 def test_a_stop_cancels_also_a_job_that_is_about_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CANCEL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(jobs, "_CANCEL_INTERVAL_S", 0.01)
     snapshot = Copy(tmp_path)
     monkeypatch.setattr(snapshot, "_spark", given_session(cancelJobsWithTag=snapshot.cancel))
     snapshot._thread.start()
@@ -46,13 +47,9 @@ def test_a_stop_cancels_also_a_job_that_is_about_to_start(tmp_path: Path, monkey
     assert snapshot.wait(0)
 
 
-def test_a_session_that_was_stopped_hides_no_error_of_the_copy() -> None:
-    module._cancel(given_session(is_stopped=True, cancelJobsWithTag=pytest.fail), "tag")
-
-
 def test_a_stop_cancels_no_copies_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both may run in one Spark application. The other run ended with the error that its job was cancelled."""
-    monkeypatch.setattr(module, "_CANCEL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(jobs, "_CANCEL_INTERVAL_S", 0.01)
     tags: set[str] = set()
     for name in ("a", "b"):
         snapshot = Copy(tmp_path / name)

@@ -1,9 +1,10 @@
-"""When upkeep looks at a table, compacts its files, and purges. Without Spark."""
+"""When upkeep looks at a table, compacts its files, purges, and ends. Without Spark."""
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ import pytest
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import TableState
 from spark_sink.schema.table import Table
+from spark_sink.spark import jobs
 from spark_sink.upkeep import purge, upkeep
 from spark_sink.upkeep.purge import Purged
 from spark_sink.upkeep.recorded_times import RecordedTimes
@@ -19,6 +21,7 @@ from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock, lock_file
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, NONE, version
+from support.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +94,52 @@ def test_a_replica_that_was_sorted_once_has_many_files_of_the_size_that_sorting_
     monkeypatch.setattr(delta_log, "is_long", lambda _: False)
     Upkeep(spark, house, TableLock(tmp_path), optimize_interval_s=3600.0, vacuum_retention_s=None).run()
     assert spark.sql.call_count == statements
+
+
+class Optimizing:
+    """In Spark's place: OPTIMIZE runs until its jobs are cancelled."""
+
+    def __init__(self) -> None:
+        self.session, self.tags = Mock(), set[str]()
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.session.sql = self.optimize
+        context = self.session.sparkContext
+        context._jsc.sc().isStopped.return_value = False
+        context.addJobTag, context.cancelJobsWithTag = self.tags.add, self.cancel
+
+    def optimize(self, _statement: str) -> None:
+        self.begun.set()
+        assert self.cancelled.wait(DEADLINE_S)
+        raise RuntimeError("[SPARK_JOB_CANCELLED]")
+
+    def cancel(self, tag: str) -> None:
+        if self.begun.is_set() and tag in self.tags:
+            self.cancelled.set()
+
+
+@pytest.mark.parametrize("is_in_thread", [True, False], ids=["run", "--available-now"])
+def test_a_stop_waits_for_no_optimize(
+    is_in_thread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may take hours. Until it had ended, `run` did not begin its own end, and systemd killed it."""
+    house, table, spark = Warehouse(tmp_path, "delta"), Table("public", "fruit"), Optimizing()
+    state = TableState(7, 7, 0, None, (1 << 20,) * 17, is_clustered=True)
+    monkeypatch.setattr(upkeep, "places_of", lambda _: [(table, house.replica(table))])
+    monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
+    monkeypatch.setattr(delta_log, "read_table", lambda *_: state)
+    monkeypatch.setattr(delta_log, "is_long", lambda _: False)
+    monkeypatch.setattr(jobs, "_CANCEL_INTERVAL_S", 0.01)
+    vacuumed: list[object] = []
+    monkeypatch.setattr(Upkeep, "_vacuum", lambda *given: vacuumed.append(given))
+    care = Upkeep(spark.session, house, TableLock(tmp_path), optimize_interval_s=3600.0, vacuum_retention_s=3600.0)
+    if is_in_thread:
+        care.start()
+        assert spark.begun.wait(DEADLINE_S)
+        care.stop()
+    else:
+        care.run(spark.begun.is_set)
+    assert spark.cancelled.is_set()
+    assert (vacuumed, caplog.messages) == ([], [])
 
 
 def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start(

@@ -48,7 +48,7 @@ class Session:
 
     def __init__(self, *_: object) -> None:
         self.conf = type("Conf", (), {"set": lambda *_: None})()
-        self.sparkContext = None
+        self.sparkContext = SimpleNamespace(addJobTag=lambda _: None)
         self._jsparkSession = SimpleNamespace(cloneSession=lambda: None)
 
 
