@@ -150,9 +150,8 @@ class Pipeline(Startable):
         self._server: SegmentServer | None = None
         self._serving = ExitStack()
         """What the query needs here. It is closed at the query's end."""
-        self._replica_interval_s = replica_interval_s
+        self._replica_interval_s, self._history_interval_s = replica_interval_s, history_interval_s
         self._follower: Follower | None = None
-        self._history_interval_s = history_interval_s
         self._histories: Histories | None = None
         self._rounds: list[Rounds] = []  # the threads that follow the changelogs
         self._stopping = threading.Event()
@@ -169,8 +168,7 @@ class Pipeline(Startable):
         self.query: StreamingQuery | None = None
         """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
         self._error: BaseException | None = None
-        # Held while the query and the other threads are started. A signal handler may call stop() in the thread that holds it.
-        self._starting = threading.RLock()
+        self._starting = threading.RLock()  # held while query and threads start; a signal handler may call stop() in that thread
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
         self._available_now = False
