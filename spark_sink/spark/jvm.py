@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.threads import at_exit
@@ -32,6 +32,7 @@ __all__ = [
     "lacks",
     "log_lost_connections",
     "output",
+    "ran_out_of_memory",
     "show_held",
     "shown_on_error",
     "start",
@@ -42,6 +43,9 @@ _logger = logging.getLogger(__name__)
 
 END_S: Final = 1.0
 """How long to wait after an error for an end of the JVM. If the JVM has ended, that is the cause of the error."""
+
+_OUT_OF_MEMORY: Final = 52
+"""The exit code of a JVM that Spark has ended because of an OutOfMemoryError (its SparkExitCode.OOM)."""
 
 _output: JvmOutput | None = None
 
@@ -98,6 +102,18 @@ def start(settings: Mapping[str, str], on_step: Callable[[str], None] | None, lo
         _output.close_writer()
     at_exit(_output.take)  # an entry of the log that came just before the end is shown
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the parameter that SparkContext() passes on
+    _end_without_memory(SparkContext._jvm)  # noqa: SLF001 - the JVM just started
+
+
+def _end_without_memory(java: Any) -> None:
+    """Let an OutOfMemoryError end the JVM in any thread. Spark sees to that in tasks, and on executors, but not in its driver.
+
+    There the error only ended its thread. If this was the scheduler's, every later job waited for ever. If it is, the JVM takes 30
+    seconds to end: the application waits for that thread, and Hadoop sets this limit to it. With -XX:+ExitOnOutOfMemoryError, Java
+    would also end where Spark handles the error: it then writes to disk what its memory has no room for.
+    """
+    handler = java.org.apache.spark.util.SparkUncaughtExceptionHandler(False)  # False: it only logs other exceptions
+    java.java.lang.Thread.setDefaultUncaughtExceptionHandler(handler)
 
 
 def lacks(class_name: str) -> bool:
@@ -136,10 +152,20 @@ def has_ended(timeout_s: float) -> bool:
 
 def was_killed() -> bool:
     """Tell whether SIGKILL has ended the JVM of this process: no request to stop does that, but a lack of memory does."""
+    return _exit_code() == -signal.SIGKILL
+
+
+def ran_out_of_memory() -> bool:
+    """Tell whether an OutOfMemoryError of Java has ended the JVM of this process."""
+    return _exit_code() == _OUT_OF_MEMORY
+
+
+def _exit_code() -> int | None:
+    """Return the exit code of the JVM of this process; None if it runs, or if there is none."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001 - as in `has_ended`
-    return process is not None and process.poll() == -signal.SIGKILL
+    return None if process is None else process.poll()
 
 
 def log_lost_connections(context: SparkContext) -> None:

@@ -450,6 +450,11 @@ def _jars(directory: Path) -> list[str]:
 
 def ended_error() -> CdcpipeError:
     """Return the error to raise when Spark's JVM has ended while a command needed it."""
+    if jvm.ran_out_of_memory():
+        return CdcpipeError(
+            "Spark's JVM has ended, because Java ran out of memory (OutOfMemoryError)",
+            hint="start again; nothing is lost. Give Java more memory: --conf spark.driver.memory",
+        )
     return CdcpipeError(
         "Spark's JVM has ended while it was needed",
         hint="start again; nothing is lost. If the system killed it for lack of memory (dmesg), give the machine or the container"

@@ -183,3 +183,29 @@ def test_java_writes_where_python_says_whatever_the_locale_is(tmp_path: Path) ->
     done = subprocess.run(command, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["größe"]
+
+
+PROGRAM_WITHOUT_MEMORY = """
+from spark_sink.spark import jvm, session
+from spark_sink import build_session
+
+java = build_session(format="parquet")._jvm
+handles, methods = java.java.lang.invoke.MethodHandles, java.java.lang.invoke.MethodHandleProxies
+for name in ("IllegalStateException", "OutOfMemoryError"):
+    assert not jvm.has_ended(0)
+    error = getattr(java.java.lang, name)("made")
+    failing = handles.throwException(java.java.lang.Void.TYPE, error.getClass()).bindTo(error)
+    thread = java.java.lang.Thread(methods.asInterfaceInstance(java.java.lang.Class.forName("java.lang.Runnable"), failing))
+    thread.start()
+    if name == "IllegalStateException":
+        thread.join()
+assert jvm.has_ended(60)
+print(session.ended_error().message)
+"""
+
+
+def test_a_lack_of_memory_in_any_thread_ends_the_jvm() -> None:
+    """Without its scheduler's thread the JVM went on, and all that waited for a job waited for ever."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM_WITHOUT_MEMORY], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Spark's JVM has ended, because Java ran out of memory (OutOfMemoryError)\n"
