@@ -131,7 +131,8 @@ def test_a_warehouse_that_has_its_copies_gets_none(tmp_path: Path, files: list[s
     """The options stay in the command of a service. A new warehouse gets a copy, also if the slot exists."""
     place = tmp_path / "warehouse/_cdcpipe"
     place.mkdir(parents=True)
-    texts = {"warehouse": ("warehouse", "{}"), "damaged": ("snapshot", "{")}
+    known = {"version": 1, "format": "delta", "types": "exact", "system_id": "1", "database": "d", "slot": "s", "position": "1:0/1"}
+    texts = {"warehouse": ("warehouse", json.dumps(known)), "damaged": ("snapshot", "{")}
     for file in files:
         name, text = texts.get(file, ("snapshot", json.dumps({"is_complete": file == "complete"})))
         (place / f"{name}.json").write_text(text)
