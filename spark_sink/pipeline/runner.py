@@ -304,7 +304,7 @@ class Runner(Background):
             try:
                 return make_session(self.config, self._warehouse, on_step=note, on_made=on_made)
             except InitError:
-                if not jvm.was_killed():
+                if jvm.may_have_been_asked():
                     self._check_stopping()  # the signal that asked us to stop may have ended the JVM, too
                 raise
 
@@ -405,7 +405,7 @@ class Runner(Background):
         has_spark_ended = self._spark is not None and jvm.has_ended(_LONGEST_END_S if is_stopping else jvm.END_S)
         if self._published.is_interrupted:
             _logger.info("stopped while the server was asked for its tables; what the tables lack comes with the next start")
-        elif is_stopping and has_spark_ended and not jvm.was_killed():
+        elif is_stopping and has_spark_ended and jvm.may_have_been_asked():
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
             self._error = explained(ex)

@@ -31,12 +31,12 @@ __all__ = [
     "has_ended",
     "lacks",
     "log_lost_connections",
+    "may_have_been_asked",
     "output",
     "ran_out_of_memory",
     "show_held",
     "shown_on_error",
     "start",
-    "was_killed",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -150,9 +150,9 @@ def has_ended(timeout_s: float) -> bool:
     return ended
 
 
-def was_killed() -> bool:
-    """Tell whether SIGKILL has ended the JVM of this process: no request to stop does that, but a lack of memory does."""
-    return _exit_code() == -signal.SIGKILL
+def may_have_been_asked() -> bool:
+    """Tell whether a request to stop may have ended the JVM of this process: neither SIGKILL nor a lack of memory did."""
+    return _exit_code() not in (-signal.SIGKILL, _OUT_OF_MEMORY)
 
 
 def ran_out_of_memory() -> bool:

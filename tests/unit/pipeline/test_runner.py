@@ -412,7 +412,7 @@ def test_a_stop_that_ends_spark_while_it_starts_is_no_error(
         raise InitError("Spark did not start: its JVM has ended, and gave no reason")
 
     monkeypatch.setattr(session, "build", build)
-    monkeypatch.setattr(jvm, "was_killed", lambda: is_killed)
+    monkeypatch.setattr(jvm, "may_have_been_asked", lambda: not is_killed)
     with pytest.raises(runner._StoppedError if is_stopping and not is_killed else InitError), made._session():
         pass
 
