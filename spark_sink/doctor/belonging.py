@@ -12,7 +12,8 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.sql import quote_literal
 from spark_sink.files.places import name
 from spark_sink.staging.log import has_log, list_epochs
-from spark_sink.warehouse.belonging import check_belonging, oldest_copy_lsn
+from spark_sink.warehouse.belonging import check_belonging
+from spark_sink.warehouse.initial_copy import oldest_copy_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Begun", "begin", "begun", "right_server", "together", "without_making"]
@@ -71,8 +72,9 @@ def begun(staging: Path, root: Path | None, table_format: str) -> Begun | None:
             return None
         place = name(root)
         house = Warehouse(root, table_format)
-        if house.exists and (house.source().position is not None or oldest_copy_lsn(house) is not None):
-            return Begun(house.name, house.source().system_id)
+        source = house.source() if house.exists else None
+        if source is not None and (source.position is not None or oldest_copy_lsn(house) is not None):
+            return Begun(house.name, source.system_id)
     except (CdcpipeError, OSError):  # other checks say so
         return Begun(place, "", is_certain)
     return None

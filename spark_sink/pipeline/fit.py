@@ -31,10 +31,9 @@ from spark_sink.staging.log import (
     passing_lsn,
 )
 from spark_sink.warehouse import gaps, published_tables, purged_changes
-from spark_sink.warehouse.belonging import oldest_copy_lsn
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import ANY
-from spark_sink.warehouse.initial_copy import is_begun
+from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.wanted_copies import SET_BACK, want
 from spark_sink.warehouse.warehouse import another

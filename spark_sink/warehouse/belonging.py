@@ -19,7 +19,7 @@ from spark_sink.schema.table import copies_until
 from spark_sink.staging import copied
 from spark_sink.staging.log import Position, begin_lsn, former_system_ids, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
-from spark_sink.warehouse.initial_copy import is_begun
+from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __all__ = [
     "fed_tables",
     "goes_back_to",
     "keep_segments",
-    "oldest_copy_lsn",
     "record_staging",
     "register_tables",
 ]
@@ -118,12 +117,6 @@ def fed_tables(house: Warehouse, staging: Path) -> FedTables | None:
 def goes_back_to(staging: Path, lsn: int) -> bool:
     """Tell whether there is a log, and it has all changes after ``lsn`` but those in its gaps."""
     return has_log(staging) and begin_lsn(staging, list_epochs(staging)) <= lsn
-
-
-def oldest_copy_lsn(house: Warehouse) -> int | None:
-    """Return the LSN of the newest copy of the table whose newest copy is the oldest; None without copies. Reads all versions."""
-    copies = (copies_until(versions) for versions in house.all_versions().values())
-    return min((max(each) for each in copies if each), default=None)
 
 
 def copied_lsn(house: Warehouse) -> int:

@@ -1,4 +1,4 @@
-"""What a warehouse records of its initial snapshot, in ``_cdcpipe/snapshot.json``: begun, or complete. No Spark.
+"""What is known of a warehouse's initial snapshot: from ``_cdcpipe/snapshot.json``, and from the copies of the tables. No Spark.
 
 snapshot/initial.py writes the file, and says when.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["is_begun", "is_due", "is_new", "is_unfinished", "path_in"]
+__all__ = ["is_begun", "is_due", "is_new", "is_unfinished", "oldest_copy_lsn", "path_in"]
 
 
 def path_in(warehouse: Warehouse) -> Path:
@@ -54,4 +54,10 @@ def is_new(warehouse: Warehouse) -> bool:
     """
     if not warehouse.exists:
         return True
-    return warehouse.source().position is None and any(map(copies_until, warehouse.all_versions().values()))
+    return warehouse.source().position is None and oldest_copy_lsn(warehouse) is not None
+
+
+def oldest_copy_lsn(house: Warehouse) -> int | None:
+    """Return the LSN of the newest copy of the table whose newest copy is the oldest; None without copies. Reads all versions."""
+    copies = (copies_until(versions) for versions in house.all_versions().values())
+    return min((max(each) for each in copies if each), default=None)
