@@ -41,15 +41,15 @@ def has_none_before(log: TableLog, column: str, before: int | datetime) -> bool:
 
 def _may_log_have(file: Mapping[str, Any], name: str, before: int | datetime) -> bool | None:
     """Tell from a file's statistics in the log whether it may have such a row; None if they do not tell."""
-    stats = json.loads(file.get("stats") or "{}")
-    least = stats.get("minValues", {}).get(name)
-    if least is None:
-        is_all_null = "numRecords" in stats and stats.get("nullCount", {}).get(name) == stats["numRecords"]
-        return False if is_all_null else None
     try:
+        stats = json.loads(file.get("stats") or "{}")
+        least = stats.get("minValues", {}).get(name)
+        if least is None:
+            is_all_null = "numRecords" in stats and stats.get("nullCount", {}).get(name) == stats["numRecords"]
+            return False if is_all_null else None
         known: Any = datetime.fromisoformat(least) if isinstance(before, datetime) else least
         return bool(known < before)
-    except (TypeError, ValueError):  # other programs may write anything
+    except (AttributeError, TypeError, ValueError):  # other programs may write anything
         return None
 
 

@@ -57,6 +57,7 @@ SOME_NULL = {"numRecords": 3, "minValues": {}, "nullCount": {"lsn": 2, "col-7": 
         ([least(lsn=10), None], False),
         ([least(lsn="10")], False),
         ([{"minValues": {}, "nullCount": {}}], False),
+        ([{"minValues": []}], False),
     ],
 )
 def test_numbers(stats: list[dict[str, Any] | None], *, has_none: bool) -> None:
