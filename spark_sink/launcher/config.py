@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.publishing import NewPublication, with_companions
 from spark_sink.client.process import COMMAND
-from spark_sink.files.local import check_there, nameable_directory
+from spark_sink.files.local import check_there, local_directory, nameable_directory
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.readers import Retention
 from spark_sink.staging.writer import Failpoint
@@ -27,6 +27,7 @@ class LauncherConfig:
 
     slot: str
     staging: Path
+    """The staging directory. A text is taken, too, here and as ``spill``."""
     publications: tuple[str, ...] = ()
     """What is streamed. If ``new_publication`` is insert-only for tables without a key, their publications are added."""
     connection: tuple[str, ...] = ()
@@ -68,6 +69,10 @@ class LauncherConfig:
             raise InvalidArgumentsError(f"the sizes and intervals of {self.seal} are not all more than 0")
         object.__setattr__(self, "publications", with_companions(self.publications, self.new_publication))
         nameable_directory(self.staging, "the staging directory")
+        object.__setattr__(self, "staging", Path(self.staging))
+        if self.spill is not None:
+            local_directory(self.spill, "the spill directory")
+            object.__setattr__(self, "spill", Path(self.spill))
 
     def check_spill(self) -> None:
         """Raise an error unless the directory for spills is there, and this user may write to it. Ask it at the start.

@@ -197,6 +197,14 @@ def test_what_a_launcher_can_not_mean_is_refused(tmp_path: Path, options: dict[s
         LauncherConfig(**{"slot": "s", "staging": tmp_path / "staging", "publications": ("p",)} | options)
 
 
+def test_directories_can_be_texts(tmp_path: Path) -> None:
+    """A text as the staging directory was taken, and ended the start of a run with an AttributeError."""
+    directories: Any = {"staging": str(tmp_path / "staging"), "spill": str(tmp_path)}
+    assert LauncherConfig("s", publications=("p",), **directories) == launcher(tmp_path, spill=tmp_path)
+    with pytest.raises(InvalidArgumentsError, match="the spill directory is empty"):
+        LauncherConfig("s", tmp_path / "staging", spill=cast("Any", ""))
+
+
 def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "find_java", lambda: None)
     made = Runner(RunConfig(launcher(tmp_path, available_now=True), tmp_path / "warehouse"))
