@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     """Records that the table needs a copy, for the reason given."""
 
 __all__ = [
-    "LostKeyError",
     "Wants",
     "check_growth",
     "check_key_kept",
@@ -43,19 +42,15 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 
-class LostKeyError(WarehouseError):
-    """The rows of a table are not known, because it has changes that no key tells apart."""
-
-
 def check_key_kept(warehouse: Warehouse, table: Table, changes: DataFrame, until_lsn: int) -> None:
-    """Raise LostKeyError if there are changes up to ``until_lsn`` without a key: a replay would leave them out."""
+    """Raise WarehouseError if there are changes up to ``until_lsn`` without a key: a replay would leave them out."""
     place = key_lost_at(readable_versions(warehouse, table, changes), until_lsn)
     if place is None:
         return
     lsn, ordinal = F.col("_cdc_end_lsn"), F.col("_cdc_ordinal")
     is_later = (lsn > place[0]) | ((lsn == place[0]) & (ordinal >= place[1]))
     if not changes.where(is_later & (lsn <= until_lsn)).isEmpty():
-        raise LostKeyError(
+        raise WarehouseError(
             f"{table} has no key since {format_lsn(place[0])}, and has changed since: no key tells its rows apart",
             hint="its changelog has the changes; give it a primary key on the server, or ask for an earlier position",
         )

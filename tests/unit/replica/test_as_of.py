@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors.exceptions.base import AnalysisException
 
 from cdcpipe.errors import InitError, InvalidArgumentsError
 from cdcpipe.lsn import LSN
+from spark_sink.delta import sql
 from spark_sink.replica import as_of
 from spark_sink.replica.as_of import parse_at, read_as_of
 from spark_sink.replica.current import read_replica, register_views
@@ -19,6 +21,7 @@ from spark_sink.spark import refused_settings
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, new_changelogs, purged_changes
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.given_sessions import given_session
@@ -137,6 +140,30 @@ def test_a_session_that_would_read_other_values_is_refused(tmp_path: Path, read:
     house.write_versions(Table("public", "fruit"), [version(1, 0, ID)])
     with pytest.raises(InitError, match="escapedStringLiterals=true"):
         read(given_session({"spark.sql.parser.escapedStringLiterals": "true"}.get), tmp_path)
+
+
+def test_a_table_without_a_replica_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's own error for one table hid its name, and the tables after it got no view."""
+    house = Warehouse(tmp_path, "delta")
+    house.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    for name, key in (("early", ID), ("fruit", ID), ("log", ())):
+        house.write_versions(Table("public", name), [version(1, 0, key)])
+    made = []
+
+    def read(_: Any, path: Path) -> Any:
+        if path.name != "public.fruit":
+            raise AnalysisException("[PATH_NOT_FOUND]")
+        return SimpleNamespace(createOrReplaceTempView=made.append)
+
+    monkeypatch.setattr(sql, "read", read)
+    for name, message in (("early", "has no replica yet"), ("log", "has no key, which identifies its rows")):
+        with pytest.raises(WarehouseError, match=rf"public\.{name} {message}"):
+            read_replica(given_session(), tmp_path, f"public.{name}")
+    assert register_views(given_session(), tmp_path) == ["public.fruit"]
+    assert made == ["`public.fruit`"]
+    assert caplog.messages == ["no view: public.early has no replica yet"]
 
 
 def test_a_session_may_read_whatever_it_would_write() -> None:
