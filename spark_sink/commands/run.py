@@ -326,6 +326,7 @@ def _run(config: RunConfig, metrics: Address | None) -> None:
         from spark_sink.pipeline.runner import Runner  # takes a while
 
         runner, service = Runner(config), ServiceManager()
+        runner.logs_error = False  # the command's last line says it
         line.say(runner.progress.step)
         _follow(runner, line, service, metrics)
 

@@ -22,7 +22,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from cdcpipe.errors import InitError
+from cdcpipe.error_texts import unexpected
+from cdcpipe.errors import CdcpipeError, InitError
 from cdcpipe.threads import Background
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
@@ -128,6 +129,8 @@ class Runner(Background):
         self._healer: Healer | None = None
         self._is_complete = False
         self._step = "asking the server"
+        self.logs_error = True
+        """Whether an error that ends the run is logged: nobody may be in `wait`. Who shows the error itself turns this off."""
 
     # --- for the owner of the runner ---
 
@@ -414,6 +417,9 @@ class Runner(Background):
                 self._error.__cause__ = ex
             jvm.show_held()
             last_error.note(self.config.launcher.staging, "run", self._error)
+            if self.logs_error:
+                said = self._error.message if isinstance(self._error, CdcpipeError) else unexpected(self._error)
+                _logger.error("the run has ended: %s", said)
             return
         last_error.clear(self.config.launcher.staging)  # these are good ends, too
 
@@ -453,7 +459,9 @@ def _ended_pipeline() -> PipelineError:
 
 def run(config: RunConfig, spark: SparkSession | None = None) -> None:
     """Keep the tables in step with the slot until ``available_now`` is reached. ^C ends the run cleanly. Raises the run's error."""
-    with Runner(config, spark) as runner:
+    runner = Runner(config, spark)
+    runner.logs_error = False  # it is raised here
+    with runner:
         runner.wait()
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, ExcludedColumnError, InitError, InvalidArgumentsError
 from cdcpipe.masks import parse_masks
+from cdcpipe.threads import Background
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.config import LauncherConfig
@@ -437,6 +438,40 @@ def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     made._take_error(RuntimeError("a result of the stop"))
     assert last_error.read(tmp_path / "staging") is None
     assert made.error is None
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_an_error_that_nobody_waits_for_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_shown: bool) -> None:
+    """A run in the background of a notebook ended without a word."""
+    config = RunConfig(launcher(tmp_path), tmp_path / "warehouse")
+    made = Runner(config)
+    made.logs_error = not is_shown
+    made._take_error(StagingError("the disk is full"))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == (
+        [] if is_shown else ["the run has ended: the disk is full"]
+    )
+
+
+@pytest.mark.parametrize("by_command", [True, False])
+def test_who_raises_the_error_of_a_run_does_not_log_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any, *, by_command: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise StagingError("the disk is full")
+
+    monkeypatch.setattr(Runner, "_bring", fail)
+    monkeypatch.setattr(Runner, "start", Background.start)
+
+    def run() -> None:
+        if by_command:
+            places = [text for name in ("staging", "warehouse") for text in (f"--{name}", str(tmp_path / name))]
+            run_command.command.main(["-S", "s", "--publication", "p", *places], standalone_mode=False)
+        else:
+            runner.run(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+
+    with pytest.raises(StagingError, match="the disk is full"):
+        run()
+    assert "the disk is full" not in caplog.text + capsys.readouterr().err
 
 
 def test_a_stop_while_another_process_has_the_tables_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
