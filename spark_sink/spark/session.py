@@ -81,12 +81,12 @@ _UPLOADS = "spark.hadoop.hadoop.tmp.dir"
 
 
 def build(
+    *,
     app_name: str = "cdcpipe",
     master: str | None = None,
     format: str = "delta",  # noqa: A002 - Spark's own word for it
     conf: Mapping[str, str] | None = None,
     jars_dir: str | os.PathLike[str] | None = None,
-    *,
     ui: bool = False,
     on_step: Callable[[str], None] | None = None,
     locks: Iterable[Path] = (),

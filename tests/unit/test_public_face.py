@@ -1,5 +1,6 @@
 """``import spark_sink``: what programs may use. docs/spark/python.md documents exactly that."""
 
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import spark_sink
-from spark_sink import LauncherConfig, RunConfig
+from spark_sink import LauncherConfig, RunConfig, build_session
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/spark/python.md").read_text()
@@ -47,3 +48,12 @@ def test_a_hint_names_only_what_programs_may_use() -> None:
 def test_every_field_of_a_configuration_is_on_the_page(config: type) -> None:
     of_tests = {"command", "hook"}
     assert first_column(f"`{config.__name__}`") == {field.name for field in fields(config)} - of_tests
+
+
+def test_a_session_is_made_with_the_arguments_of_the_page() -> None:
+    """By their place, the page's arguments were others: `build_session("parquet")` made a session for Delta called "parquet"."""
+    found = re.search(r"`build_session\((.+?)\)` makes the session", PAGE)
+    assert found is not None
+    inspect.signature(build_session).bind(**dict.fromkeys(re.findall(r"(\w+)=", found[1])))
+    with pytest.raises(TypeError, match="positional"):
+        inspect.signature(build_session).bind("parquet")
