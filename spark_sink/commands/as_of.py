@@ -36,8 +36,8 @@ Example:
         "at_text",
         required=True,
         metavar="TIME|LSN",
-        help="Show the table after the last transaction that committed by this ISO 8601 time (UTC unless it says otherwise), LSN,"
-        " or EPOCH:LSN.",
+        help="Show the table before its first transaction that committed later than this ISO 8601 time (UTC unless it says"
+        " otherwise); or as of this LSN, or EPOCH:LSN.",
     ),
 )
 @cloup.option_group(
