@@ -134,7 +134,7 @@ _launcher_groups = (
             type=parse_seconds,
             metavar="SECS",
             show_default="for ever",
-            help="After a lost connection, look for a server this long.",
+            help="After a lost connection, look for a server this long, and wait this long for one that lacks room or memory.",
         ),
         cloup.option(
             "--accept-system-id",
