@@ -14,7 +14,7 @@ from cdcpipe.options import check_names
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands import ddl
-from cli.options import CONTEXT_SETTINGS, CommandGroup, connection_options, connection_parameters_of
+from cli.options import CONTEXT_SETTINGS, CommandGroup, DefaultedOption, connection_options, connection_parameters_of
 
 __all__ = ["command"]
 
@@ -64,31 +64,56 @@ def command() -> None:
         "--schema",
         callback=check_names,
         metavar="NAME",
-        default=ddl.DEFAULT_SCHEMA,
-        show_default=True,
+        cls=DefaultedOption,
+        show_default=ddl.DEFAULT_SCHEMA,
         help="Create the functions in this schema, and the schema if it does not exist.",
     ),
     _publications,
-    cloup.option("--no-statements", is_flag=True, help="Leave the texts of the statements out of the messages."),
-    cloup.option("--strict", is_flag=True, help="Let a DDL statement fail if it can't be captured."),
+    cloup.option(
+        "--statements/--no-statements",
+        cls=DefaultedOption,
+        default=None,
+        show_default="--statements",
+        help="Put the texts of the statements into the messages.",
+    ),
+    cloup.option(
+        "--strict/--no-strict",
+        cls=DefaultedOption,
+        default=None,
+        show_default="--no-strict",
+        help="Let a DDL statement fail if it can't be captured.",
+    ),
     cloup.option("--print", "is_print", is_flag=True, help="Print the SQL instead of running it, and connect to no server."),
 )
 def install(
-    *, schema: str, publications: tuple[str, ...], no_statements: bool, strict: bool, is_print: bool, **connection: Any
+    *,
+    schema: str | None,
+    publications: tuple[str, ...],
+    statements: bool | None,
+    strict: bool | None,
+    is_print: bool,
+    **connection: Any,
 ) -> None:
     """Install DDL capture in a database, in one transaction. Run it again to change the options or to get a later version.
 
-    This takes a superuser, or the role that a managed service has in its place. Everybody's DDL is captured then.
+    A further installation keeps the options that you do not give. It takes a superuser, or the role that a managed service has in
+    its place. Everybody's DDL is captured then.
     """
-    settings = script.Settings(statements=not no_statements, strict=strict)
+    wanted = ddl.Wanted(schema, statements, strict)
     if is_print:
         if publications:
             raise click.UsageError("--publication and --print can't be used together: the tables of a publication are the server's")
-        click.echo(script.install(schema, settings), nl=False)
+        click.echo(script.install(schema or ddl.DEFAULT_SCHEMA, wanted.over(script.Settings())), nl=False)
         return
     with connected(connection_parameters_of(**connection)) as server, initialising():
-        ddl.install(server, schema, settings, publications)
-        click.echo(f"DDL capture of version {settings.version} is installed in the database {server.database}, schema {schema}")
+        done = ddl.install(server, wanted, publications)
+        settings = done.settings
+        click.echo(
+            f"DDL capture of version {settings.version} is installed in the database {server.database}, schema {done.schema},"
+            f" {settings.description}"
+        )
+        if done.kept:
+            click.echo(f"kept as it was installed before: {' '.join(done.kept)}")
 
 
 @command.command(

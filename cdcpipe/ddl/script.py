@@ -36,6 +36,11 @@ class Settings:
     statements: bool = True
     strict: bool = False
 
+    @property
+    def description(self) -> str:
+        """What the user can choose, in words."""
+        return f"{'with' if self.statements else 'without'} the statements' texts{', strict' if self.strict else ''}"
+
 
 def _capture() -> str:
     return resources.files(__package__).joinpath("capture.sql").read_text()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.libpq.connection import Connection
 
-__all__ = ["DEFAULT_SCHEMA", "Installed", "examine", "find", "install", "remove"]
+__all__ = ["DEFAULT_SCHEMA", "Done", "Installed", "Wanted", "examine", "find", "install", "remove"]
 
 DEFAULT_SCHEMA: Final = "cdcpipe"
 
@@ -67,6 +67,31 @@ class Installed:
     triggers: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user asks an installation for. What is None stays as it is installed; a new capture gets the default."""
+
+    schema: str | None = None
+    statements: bool | None = None
+    strict: bool | None = None
+
+    def over(self, before: script.Settings) -> script.Settings:
+        """Return the settings of this program's version. What the user did not ask for is as ``before``."""
+        return script.Settings(
+            statements=before.statements if self.statements is None else self.statements,
+            strict=before.strict if self.strict is None else self.strict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What `install` has installed. ``kept`` has the options that nobody gave, because an earlier installation had them."""
+
+    schema: str
+    settings: script.Settings
+    kept: list[str]
+
+
 def find(connection: Connection) -> Installed | None:
     """Return what is installed in the database, or None. The functions may be there without event triggers."""
     rows = connection.execute(_FIND)
@@ -88,7 +113,7 @@ def _settings(text: str | None) -> script.Settings | None:
         return None
 
 
-def install(connection: Connection, schema: str, settings: script.Settings, publications: Sequence[str] = ()) -> None:
+def install(connection: Connection, wanted: Wanted, publications: Sequence[str] = ()) -> Done:
     """Install the capture, over an older version if there is one, in one transaction. Nothing changes if it fails.
 
     A message of the kind ``installed`` describes the tables of the publications.
@@ -97,16 +122,32 @@ def install(connection: Connection, schema: str, settings: script.Settings, publ
     if publications:
         check_publications(connection, publications)
     found = find(connection)
-    if found is not None and found.schema != schema:
+    if found is not None and wanted.schema not in (None, found.schema):
         msg = f"DDL capture is installed already, in the schema {found.schema!r}"
-        raise InitError(msg, hint=f"--schema {shlex.quote(found.schema)} keeps it there, cdcpipe ddl remove removes it")
-    if found is not None and found.settings is not None and found.settings.version > settings.version:
-        msg = f"DDL capture of the later version {found.settings.version} is installed; this program has version {settings.version}"
+        raise InitError(msg, hint="without --schema it stays there, cdcpipe ddl remove removes it")
+    before = (found and found.settings) or script.Settings()
+    if before.version > script.VERSION:
+        msg = f"DDL capture of the later version {before.version} is installed; this program has version {script.VERSION}"
         raise InitError(msg, hint="use the later version of cdcpipe, or cdcpipe ddl remove first")
+    schema = found.schema if found is not None else wanted.schema or DEFAULT_SCHEMA
+    settings = wanted.over(before)
     described = published(publications, connection.server_version) if publications else ""
     tables = f"SELECT t.relation_id FROM {described} t" if described else script.NO_TABLES
     with _naming_privileges(connection):
         connection.execute(script.install(schema, settings, tables, publications))
+    return Done(schema, settings, _kept(wanted, schema, settings))
+
+
+def _kept(wanted: Wanted, schema: str, settings: script.Settings) -> list[str]:
+    """Return the options that give what was not asked for and is not the default."""
+    options = []
+    if wanted.schema is None and schema != DEFAULT_SCHEMA:
+        options += ["--schema", shlex.quote(schema)]
+    if wanted.statements is None and not settings.statements:
+        options.append("--no-statements")
+    if wanted.strict is None and settings.strict:
+        options.append("--strict")
+    return options
 
 
 def remove(connection: Connection) -> str | None:
@@ -166,9 +207,7 @@ def _examine_functions(found: Installed) -> Iterator[Verdict]:
     if found.settings is None:
         yield error(f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", "cdcpipe ddl install")
         return
-    texts = "with the statements' texts" if found.settings.statements else "without the statements' texts"
-    strict = ", strict" if found.settings.strict else ""
-    yield ok(f"version {found.settings.version} in the schema {found.schema!r}, {texts}{strict}")
+    yield ok(f"version {found.settings.version} in the schema {found.schema!r}, {found.settings.description}")
 
 
 def _examine_version(found: Installed) -> Iterator[Verdict]:

@@ -55,9 +55,9 @@ def test_what_is_installed_is_removed_without_a_trace(db: postgres.Database) -> 
         assert status(db)[0] == 1
         for _ in range(2):  # the second one finds everything there
             code, out, err = run_cli("ddl", "install", "-d", db.dsn)
-            assert (code, out.decode(), err) == (
-                0, f"DDL capture of version 4 is installed in the database {db.name}, schema cdcpipe\n", "",
-            )  # fmt: skip
+            place = f"the database {db.name}, schema cdcpipe"
+            assert (code, err) == (0, "")
+            assert out.decode() == f"DDL capture of version 4 is installed in {place}, with the statements' texts\n"
         code, report = status(db)
         assert (code, levels(report)) == (0, [])
         assert report["installed"] == {
@@ -81,6 +81,21 @@ def test_the_message_of_an_installation_describes_the_publications_tables(captur
     assert run_cli("ddl", "remove", "-d", capture.database.dsn)[0] == 0
     assert summary(capture.read()) == ["removed"]
     assert capture.run("alter table t add b int") == []
+
+
+def test_an_installation_that_is_run_again_keeps_what_nobody_asks_it_to_change(database: postgres.Database) -> None:
+    def said(*options: str) -> str:
+        code, out, err = run_cli("ddl", "install", "-d", database.dsn, *options)
+        assert (code, err) == (0, "")
+        return out.decode().partition(", schema ")[2]
+
+    assert said("--schema", "my app", "--no-statements", "--strict") == "my app, without the statements' texts, strict\n"
+    kept = "kept as it was installed before"
+    assert said() == f"my app, without the statements' texts, strict\n{kept}: --schema 'my app' --no-statements --strict\n"
+    assert said("--no-strict") == f"my app, without the statements' texts\n{kept}: --schema 'my app' --no-statements\n"
+    assert said("--schema", "my app", "--statements") == "my app, with the statements' texts\n"
+    installed = status(database)[1]["installed"]
+    assert [installed[key] for key in ("schema", "statements", "strict")] == ["my app", True, False]
 
 
 def test_a_text_that_may_hold_a_password_is_left_out(capture: Capture) -> None:
@@ -247,8 +262,8 @@ def test_no_ddl_of_others_fails_while_the_capture_comes_and_goes(capture: Captur
             with connected(connection_parameters([("dbname", capture.database.dsn)])) as connection:
                 for _ in range(8):
                     ddl.remove(connection)
-                    ddl.install(connection, "cdcpipe", script.Settings())
-                    ddl.install(connection, "cdcpipe", script.Settings())
+                    ddl.install(connection, ddl.Wanted())
+                    ddl.install(connection, ddl.Wanted())
         finally:
             done.set()
         assert all(worker.result() for worker in workers)

@@ -18,7 +18,7 @@ NOT_ASKED_FOR = (
     # the commands that cdcpipe-spark does not start, or not with these options
     "a capture is all that cdcpipe -H wrote",
     "leave the option out, or capture without --streaming",
-    "keeps it there, cdcpipe ddl remove removes it",
+    "without --schema it stays there, cdcpipe ddl remove removes it",
     "wait longer (-u)",
     "--two-phase takes them as they come",
     "with --binary the server ends the stream",
