@@ -8,6 +8,7 @@
     │   ├── OtherServerError                       the server is not one of those that the consumer expects
     │   ├── RewoundServerError                     the server's WAL ends before a position that was streamed from it
     │   ├── ExcludedColumnError                    a column is published that is to stay on the server
+    │   ├── UnpublishedTableError                  a table that is to be read is not published
     │   ├── LostSlotError                          the server has removed what the slot needs, and will never stream from it again
     │   └── GapError                               the slot is beyond the position up to which the consumer has the changes
     ├── ConnectionClosedError    3  PG_CLOSED
@@ -50,6 +51,7 @@ __all__ = [
     "SharedSessionError",
     "SlotDoesNotExistError",
     "SlotInUseError",
+    "UnpublishedTableError",
     "UnreachableError",
     "beside_the_stream",
 ]
@@ -137,6 +139,12 @@ class LostSlotError(InitError):
     """
 
     BEGINNING: ClassVar[str] = "changes are missing for good: "
+
+
+class UnpublishedTableError(InitError):
+    """A table that is to be read is not published. Every message begins with ``BEGINNING``, for a parent process."""
+
+    BEGINNING: ClassVar[str] = "not published: "
 
 
 class UnreachableError(InitError):

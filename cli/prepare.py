@@ -66,7 +66,7 @@ Example:
         "readable",
         multiple=True,
         metavar="SCHEMA.NAME|*",
-        help="Refuse, before a slot is made, if this user may not read the table, or with * any published one; repeatable.",
+        help="Refuse, before a slot is made, if the table is not published, or this user may not read it (*: all); repeatable.",
     ),
 )
 @cloup.option_group(
@@ -119,7 +119,7 @@ def command(
             return None
         result = ctx.find_root().command.main(read_stream_arguments(0), prog_name="cdcpipe", standalone_mode=False)
         return result if isinstance(result, ExitCode) else None
-    with exporting(config, (() if "*" in readable else readable) if readable else None, quiet=quiet) as (found, export):
+    with exporting(config, readable, quiet=quiet) as (found, export):
         exported = {
             "snapshot": export.snapshot.name,
             "consistent_point": format_lsn(export.snapshot.consistent_point),

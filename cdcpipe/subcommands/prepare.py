@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdcpipe.config import SlotConfig
-from cdcpipe.errors import CommandClosedError, CommandError, InitError
+from cdcpipe.errors import CommandClosedError, CommandError, InitError, UnpublishedTableError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.parameters import effective_parameters, network_defaults
 from cdcpipe.libpq.walsender import Walsender
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.input import read_up_to
 from cdcpipe.replication.opening import OpeningWalsender
-from cdcpipe.replication.publications import check_named
+from cdcpipe.replication.publications import check_named, check_publications
 from cdcpipe.replication.server import System, current_lsn, expect_system_id, is_standby
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, export_snapshot
@@ -28,6 +28,7 @@ from cdcpipe.replication.table_parts import TableParts, table_parts
 from cdcpipe.replication.tables import PublishedTable, check_readable, published_tables
 from cdcpipe.replication.timelines import TimelineEnd, timeline_history
 from cdcpipe.subcommands.creation import check_published, find_or_create_slot, telling_of_new_slot
+from cdcpipe.units import few
 
 __all__ = ["Export", "Preparation", "exporting", "prepare", "read_stream_arguments"]
 
@@ -165,13 +166,11 @@ def _preparation(
 
 
 @contextmanager
-def exporting(
-    config: SlotConfig, readable: Sequence[str] | None = None, *, quiet: bool = False
-) -> Iterator[tuple[Preparation, Export]]:
+def exporting(config: SlotConfig, readable: Sequence[str] = (), *, quiet: bool = False) -> Iterator[tuple[Preparation, Export]]:
     """Prepare as ``prepare`` does, and export a snapshot that other sessions can read while the context is open.
 
-    ``readable`` names tables ("schema.name"; empty: all published tables). If this user may not read all of them, InitError is
-    raised before a slot is created.
+    ``readable`` names published tables ("schema.name"; "*": all). If one is not published, or if this user may not read one,
+    InitError is raised before a slot is created.
 
     If the slot is created now, the snapshot is that of its beginning. If the slot exists, a temporary slot is created beside it, to
     find the snapshot's position in the WAL.
@@ -184,9 +183,8 @@ def exporting(
             check(tables)
 
         def check(tables: list[PublishedTable]) -> None:
-            if readable is not None:
-                wanted = [table for table in tables if not readable or f"{table.schema}.{table.name}" in readable]
-                check_readable(connection, wanted)
+            if readable:
+                check_readable(connection, _named(tables, readable))
 
         def export(new: NewSlot, *, is_temporary: bool = False) -> None:
             made.append(export_snapshot(walsender, new, is_temporary=is_temporary))
@@ -197,7 +195,7 @@ def exporting(
             server = system, timeline_history(walsender, system.timeline)
             slot = find_or_create_slot(connection, config, list(config.publications), make=export, check=check_before_creation)
             if not slot.is_new:
-                check_named(config.publications)
+                check_publications(connection, config.publications)
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
@@ -206,6 +204,18 @@ def exporting(
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
                 preparation = _preparation(connection, config, slot, server, in_use=True, quiet=quiet)
         yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
+
+
+def _named(tables: Sequence[PublishedTable], names: Sequence[str]) -> list[PublishedTable]:
+    """Return those of the published tables that ``names`` has ("schema.name"; "*": all). Raises UnpublishedTableError."""
+    published = [f"{table.schema}.{table.name}" for table in tables]
+    missing = [name for name in names if name not in published and name != "*"]
+    if missing:
+        raise UnpublishedTableError(
+            f"{UnpublishedTableError.BEGINNING}{few(missing)}; the published tables are: {few(published) or 'none'}",
+            hint="ALTER PUBLICATION … ADD TABLE; of a partitioned table, either the root or the leaves are published",
+        )
+    return [table for table, name in zip(tables, published, strict=True) if "*" in names or name in names]
 
 
 def _for_other_processes(given: Mapping[str, str]) -> dict[str, str]:

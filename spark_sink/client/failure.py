@@ -16,6 +16,7 @@ from cdcpipe.errors import (
     ServerError,
     SlotDoesNotExistError,
     SlotInUseError,
+    UnpublishedTableError,
     UnreachableError,
 )
 from cdcpipe.pipe.exitcode import ExitCode
@@ -70,6 +71,11 @@ class Failure:
         return self.code == ExitCode.INIT_FAILED and self.message.startswith(UnreachableError.BEGINNING)
 
     @property
+    def is_unpublished(self) -> bool:
+        """Whether a table to copy is not published (`UnpublishedTableError`)."""
+        return self.code == ExitCode.INIT_FAILED and self.message.startswith(UnpublishedTableError.BEGINNING)
+
+    @property
     def is_shortage(self) -> bool:
         """Whether the server lacked something that has nothing to do with the data (`ServerError.SHORTAGE`), such as room."""
         return self.code in (ExitCode.PG_ERROR, ExitCode.INIT_FAILED) and ServerError.SHORTAGE in self.message
@@ -82,13 +88,17 @@ _ERRORS: dict[int, type[CdcpipeError]] = {
 
 
 def error_of(failure: Failure) -> CdcpipeError:
-    """Return the error to raise for ``failure``. It has the exit code of the ``cdcpipe`` process, or 7 if that code is unknown."""
+    """Return the error to raise for ``failure``. It has the exit code of the ``cdcpipe`` process, or 7 if that code is unknown.
+
+    A table that is not published is a wrong option of the user's command, which has the exit code 1.
+    """
     said = failure.message or "it said nothing"
     for is_kind, kind in (
         (failure.is_rewound, RewoundServerError),
         (failure.is_gap, GapError),
         (failure.is_lost_slot, LostSlotError),
         (failure.is_unreachable, UnreachableError),
+        (failure.is_unpublished, InvalidArgumentsError),  # the option --table named it
     ):
         if is_kind:
             return kind(said, hint=failure.hint)

@@ -269,6 +269,16 @@ def test_tables_that_may_not_be_read_are_named_before_anything_is_made(database:
         check_hint(database, connection, err, *options)
 
 
+@pytest.mark.parametrize("asked", ["fruit", '"public"."fruit"', "public.Fruit"])
+def test_a_name_of_no_published_table_is_refused_before_anything_is_made(database: postgres.Database, asked: str) -> None:
+    with database.connect() as connection:
+        connection.execute("create table fruit (id int primary key)")
+        options = ("--export-snapshot", "--check-select", "public.fruit", "--check-select", asked, "--check-select", "*")
+        code, err = prepare(database, *options, "--table", "public.fruit")
+        assert (code, f"not published: {asked}; the published tables are: public.fruit\n" in err) == (2, True)
+        assert things(connection) == []
+
+
 def check_hint(database: postgres.Database, connection: psycopg.Connection, err: str, *options: str) -> None:
     """Assert that after the hint's SQL the command makes what it refused to make. Drop the slot again."""
     connection.execute(err.partition("hint: ")[2].strip().encode())
