@@ -50,7 +50,7 @@ Example:
 )
 @cloup.option_group(
     "Output",
-    cloup.option("--quick", is_flag=True, help="Leave out the tables, and how fast the server writes WAL."),
+    cloup.option("--quick", is_flag=True, help="Leave out the publications and their tables, and how fast the server writes WAL."),
     cloup.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs."),
 )
 def command(

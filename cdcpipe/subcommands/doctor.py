@@ -34,7 +34,7 @@ class Diagnosis:
 
 
 def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) -> Diagnosis:
-    """Examine the server and return the findings. With ``quick`` it leaves out the tables and the rate at which WAL is written.
+    """Examine the server and return the findings. With ``quick`` it leaves out publications, tables and the rate of WAL.
 
     A server that can't be asked is a finding, not an error.
     """
@@ -45,18 +45,19 @@ def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) 
     except CdcpipeError as ex:
         return Diagnosis([Finding(Level.ERROR, CONNECTION, None, ex.message, "nothing can be asked or streamed", ex.hint)])
     address = Finding(Level.OK, CONNECTION, None, f"connected to {facts.server.address} as {facts.role.name}", None, None)
-    return Diagnosis([address, *examine(_QUICK_CHECKS if quick else CHECKS, facts)], _summary(facts, system_id))
+    return Diagnosis([address, *examine(_QUICK_CHECKS if quick else CHECKS, facts)], _summary(facts, system_id, quick=quick))
 
 
-def _summary(facts: Facts, system_id: str | None) -> dict[str, Any]:
-    """Return the facts that a calling program may need."""
+def _summary(facts: Facts, system_id: str | None, *, quick: bool) -> dict[str, Any]:
+    """Return the facts that a calling program may need. What nobody looked at is None."""
     rate = facts.wal_rate
+    tables = facts.tables if facts.asked.publications and not quick else None
     return {
         "version": facts.server.version,
         "system_id": system_id,
         "is_standby": facts.server.is_standby,
         "slot_exists": facts.slot is not None,
         "wal_bytes_per_second": None if rate is None else round(rate.highest),
-        "tables": len(facts.tables),
-        "table_bytes": sum(table.size_bytes for table in facts.tables),
+        "tables": None if tables is None else len(tables),
+        "table_bytes": None if tables is None else sum(table.size_bytes for table in tables),
     }

@@ -42,8 +42,13 @@ def test_lines_json_and_exit_codes(database: postgres.Database) -> None:
 
     code, stdout, _ = run_cli(*asked, "-c", "--quick", "--json")
     found = json.loads(stdout)
-    assert (code, found["server"]["wal_bytes_per_second"]) == (0, None)
+    assert code == 0
+    assert [found["server"][key] for key in ("wal_bytes_per_second", "tables", "table_bytes")] == [None] * 3
     assert not {finding.check for finding in parse(found) if finding.check.startswith(("tables", "publications"))}
+
+    _, stdout, _ = run_cli("doctor", "-d", database.dsn, "-S", "doctor_cmd", "--json")
+    found = json.loads(stdout)
+    assert [found["server"][key] for key in ("tables", "table_bytes")] == [None] * 2
 
 
 def test_a_server_that_is_not_there_is_a_finding() -> None:
