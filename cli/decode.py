@@ -76,6 +76,8 @@ def command(
         rendering = (output, wal2json1, wal2json2, plugin_options, write_header, write_nl, whole_transactions)
         if any(rendering) or spill_threshold is not None:
             raise click.UsageError("--explain goes with no option of rendering")
+        if any(connection.values()):
+            raise click.UsageError("--explain asks no server: leave the options of the connection out")
         explain(files)
         return
     name, options = output_plugin(output, wal2json1=wal2json1, wal2json2=wal2json2)

@@ -143,6 +143,8 @@ PATH = str(DATA / "pg18" / "v1.cdc")
         (["-J", "-o", "include-lsn=maybe", PATH], "could not parse value 'maybe'"),
         (["--explain", "--output", "json", PATH], "--explain goes with no option of rendering"),
         (["--explain", "--whole-transactions", PATH], "--explain goes with no option of rendering"),
+        (["--explain", "-d", "shop", PATH], "--explain asks no server"),
+        (["--explain", "-m", "sslmode=require", PATH], "--explain asks no server"),
         (["-J", "-m", "nonsense", PATH], "--param takes KEY=VALUE"),
         (["-J", "-S", "slot", PATH], "No such option"),
     ],
