@@ -135,15 +135,14 @@ NEW_PUBLICATION: Final = (
         "tables",
         multiple=True,
         metavar="SCHEMA.NAME",
-        help="With -c, publish this table, or with * those that match, and not all tables, in a publication that does not exist;"
-        " repeatable.",
+        help="With -c, let a new publication have this table (with *: all that match) in place of all tables; repeatable.",
     ),
     _option(
         "--exclude-table",
         "exclude_tables",
         multiple=True,
         metavar="SCHEMA.NAME",
-        help="With -c, leave this table, or with * those that match, out of a publication that does not exist; repeatable.",
+        help="With -c, leave this table (with *: all that match) out of a new publication; repeatable.",
     ),
     _option(
         "--keyless",
@@ -163,8 +162,8 @@ NEW_PUBLICATION: Final = (
         "exclude_columns",
         multiple=True,
         metavar="SCHEMA.TABLE.COLUMN",
-        help="With -c, leave this column, or with * those that match, out of what the table publishes, so that it never leaves the"
-        " server (PostgreSQL 15); repeatable.",
+        help="With -c, leave this column (with *: all that match) out of what the table publishes, so that it never leaves the"
+        " server (PostgreSQL 15 or newer); repeatable.",
     ),
 )
 """The options that say what a publication publishes that -c has to create. `take_new_publication` takes their values."""

@@ -66,9 +66,9 @@ def command(
 ) -> ExitCode:
     """Find what would go wrong with a stream from a slot, now or later. Each finding is a line, with the way to mend it.
 
-    Give those options below with which you start the stream. The command changes nothing, and opens or locks no table. If the
-    connection names several hosts, it also checks the settings that a failover from the primary to a standby needs. The exit code
-    is 1 if an error is found.
+    Give the same options as for the stream, as far as they are listed below. The command changes nothing, and opens or locks no
+    table. If the connection names several hosts, it also checks the settings that a failover from the primary to a standby needs.
+    The exit code is 1 if an error is found.
     """
     new = take_new_publication(options)
     asked = Asked(slot, plugin, with_companions(publications, new), new, create_slot, copy)

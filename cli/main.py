@@ -145,7 +145,12 @@ Example:
         is_flag=True,
         help="With --endpos, close the output then, and take feedback until q or the end of stdin.",
     ),
-    cloup.option("--expect", type=parse_system, metavar="SYSTEM_ID/TIMELINE", help="Refuse a server that is not this one."),
+    cloup.option(
+        "--expect",
+        type=parse_system,
+        metavar="SYSTEM_ID/TIMELINE",
+        help="Refuse a server that is not this one, and end when a standby leaves this timeline.",
+    ),
     cloup.option(
         "--expect-lsn",
         type=LSN.parse,
@@ -198,7 +203,7 @@ Example:
         type=parse_seconds,
         metavar="SECS",
         show_default="no limit",
-        help="With -L or --standby, exit with 9 after this time (0: look once); with -L -c, with 2 if no slot is made by then.",
+        help="With -L or --standby, give up with 9 after this time (0: look once), or with 2 if -L -c has made no slot by then.",
     ),
     cloup.option(
         "-i",

@@ -99,7 +99,7 @@ def slot_options(*, is_required: bool) -> Decorator:
             type=parse_seconds,
             metavar="SECS",
             show_default=f"{CREATE_TIMEOUT_S:g}",
-            help="With -c, let the server wait so long for running transactions before it makes the slot; 0: no limit.",
+            help="With -c, wait at most this long until the transactions that are running now have ended; 0: no limit.",
         ),
         cloup.option(*FAILOVER.names, type=click.Choice(["yes", "no"]), **FAILOVER.settings),
     )
@@ -141,7 +141,7 @@ whole_options = (
         type=parse_size,
         metavar="SIZE",
         show_default=f"{SPILL_THRESHOLD >> 20}MiB",
-        help="With --whole-transactions, hold so much in memory, and the rest in files in $TMPDIR.",
+        help="With --whole-transactions, hold up to this much in memory, and the rest in files in $TMPDIR.",
     ),
 )
 """The options for assembling transactions. A stream and a capture share them."""

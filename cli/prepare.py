@@ -59,7 +59,7 @@ Example:
         metavar="SECS",
         default="0",
         show_default=True,
-        help="Hold the snapshot so much longer after the end of stdin, when a named pipe may be opened again.",
+        help="Hold the snapshot this much longer after the end of stdin, when a named pipe may be opened again.",
     ),
     cloup.option(
         "--check-select",

@@ -109,8 +109,8 @@ def command(
 ) -> None:
     """Find what would go wrong with a pipeline, now or later. Each finding is a line, with the way to mend it.
 
-    Give those options below with which you start cdcpipe-spark run or land. The command changes nothing on the server. It writes
-    a few small files in the directories, and removes them. The exit code is 1 if an error is found.
+    Give the same options as for cdcpipe-spark run or land, as far as they are listed below. The command changes nothing on the
+    server. It writes a few small files in the directories, and removes them. The exit code is 1 if an error is found.
     """
     log_to_stderr(verbose=verbose)
     settings = parse_settings(confs)
