@@ -314,8 +314,21 @@ def _text(table: ServerTable, name: str, type_id: int) -> str:
 
 def _md5(table: ServerTable, columns: Sequence[tuple[str, int, int]]) -> str:
     texts = [_text(table, name, type_id) for name, type_id, _ in columns]
-    parts = [f"coalesce(convert_to({text}, 'UTF8'), '\\xff'::bytea) || '\\x00'::bytea" for text in texts]
-    return f"md5({' || '.join(parts)})"
+    parts = [f"(coalesce(convert_to({text}, 'UTF8'), '\\xff'::bytea) || '\\x00'::bytea)" for text in texts]
+    return f"md5({_joined(parts)})"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Return the expression for the bytes of all parts, one after the other.
+
+    Each ``||`` copies the bytes of both sides. In a chain it would copy all bytes so far for each column, so the parts are joined in
+    pairs, and the pairs in pairs.
+    """
+    joined = list(parts)
+    while len(joined) > 1:
+        pairs = [f"({left} || {right})" for left, right in zip(joined[::2], joined[1::2], strict=False)]
+        joined = pairs + joined[len(pairs) * 2 :]
+    return joined[0]
 
 
 def _row_md5(table: ServerTable) -> str:

@@ -106,6 +106,20 @@ def test_checksums_are_what_is_documented(pg: postgres.Cluster) -> None:
         assert ask.end() == (0, "")
 
 
+def test_a_table_of_1600_columns(pg18: postgres.Cluster) -> None:
+    """The expression for a row's bytes is not as deep as the table is wide, which would take time and the server's stack."""
+    with pg18.database() as database, database.connect() as connection:
+        connection.execute(f"create table t (id int primary key, {', '.join(f'c{number} int' for number in range(1, 1600))})")
+        connection.execute(f"insert into t values (0, {', '.join(map(str, range(1, 1599)))})")
+        connection.execute(f"alter database {database.name} set max_stack_depth = '256kB'")
+        ask = Asked(database)
+        ask({"begin": [["public", "t"]]})
+        row = md5(*map(str, range(1599)), None)
+        assert ask({"rows": ["public", "t"], "key": ["id"], "buckets": [md5("0")[:3]]}) == [["0", row]]
+        assert ask({"buckets": ["public", "t"], "key": ["id"]}) == {md5("0")[:3]: [1, int(row[:15], 16)]}
+        assert ask.end() == (0, "")
+
+
 def test_a_snapshot_says_what_it_sees(database: postgres.Database) -> None:
     with database.connect() as running, database.connect() as connection:
         connection.execute("create table t (id int primary key)")
