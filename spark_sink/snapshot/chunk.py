@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from spark_sink.files.parquet import WrittenFile
     from spark_sink.snapshot.packed import Packing
 
-__all__ = ["NOT_UTF8", "NOT_UTF8_HINT", "ChunkTask", "select_columns", "write_chunk", "write_truncate"]
+__all__ = ["NOT_UTF8", "NOT_UTF8_HINT", "ChunkTask", "CopiedTable", "select_columns", "write_chunk", "write_truncate"]
 
 _GONE: Final = (UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE, NOT_IN_PREREQUISITE_STATE)
 """A query in an old snapshot still uses today's catalog. A column may be gone, or have a type that a function does not take. A view
@@ -100,13 +100,11 @@ def _select(column: Column) -> Select:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTask:
-    """The work of one task. It is pickled for the executors, so it has plain values only, and no password."""
+class CopiedTable:
+    """What all tasks of a table share. It is pickled for the executors, so it has plain values only, and no password."""
 
     connection: str
     snapshot: str
-    chunk: Chunk
-    number: int
     chunk_count: int
     condition: str | None
     selects: tuple[Select, ...]
@@ -118,62 +116,72 @@ class ChunkTask:
     lsn: int
     time_us: int
     directory: str
-    note: str
-    """The file that records the end of the chunk (snapshot/progress.py)."""
     layout: Layout
     is_utf8: bool = True
     """Whether the server guarantees that texts are UTF-8."""
     masks: Masks = NO_MASKS
     """With the key of hashed columns, which the executors do not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """The work of one task. A large table has tens of thousands of them, so what they share is in `CopiedTable`."""
+
+    chunk: Chunk
+    number: int
+    note: str
+    """The file that records the end of the chunk (snapshot/progress.py)."""
     round: int = 0
     """How often the copy has given chunks to the executors before. In each round a process waits for one lock only: the chunks
     behind it that find a lock give up at once. So the round ends soon, and the copy can tell which session has the lock."""
 
 
-def write_chunk(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
+def write_chunk(table: CopiedTable, task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
     """Copy a chunk into a file, and record that it is done. Calls ``count_rows`` with the number of rows of each batch.
 
     If another attempt at the same chunk was first, its file counts, and this attempt's file is removed. After a lost connection the
     chunk is read again: another session of the server still holds the snapshot. Raises ConnectionClosedError if that does not help.
     """
-    return _LOST.call(lambda: _write_once(task, count_rows), ConnectionClosedError)
+    return _LOST.call(lambda: _write_once(table, task, count_rows), ConnectionClosedError)
 
 
-def _write_once(task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
-    packings = _packings(task)
+def _write_once(table: CopiedTable, task: ChunkTask, count_rows: Callable[[int], object]) -> Written:
+    packings = _packings(table, task.chunk)
     if packings is not None:
         try:
-            return _write(task, _read_packed(task, packings), count_rows)
+            return _write(table, task, _read_packed(table, task, packings), count_rows)
         except packed.AmbiguousError:
             pass
-    return _write(task, _read_rows(task), count_rows)
+    return _write(table, task, _read_rows(table, task), count_rows)
 
 
-def _write(task: ChunkTask, batches: Iterator[tuple[int, list[Converted]]], count_rows: Callable[[int], object]) -> Written:
-    writer = FileWriter(task.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", task.layout)
+def _write(
+    table: CopiedTable, task: ChunkTask, batches: Iterator[tuple[int, list[Converted]]], count_rows: Callable[[int], object]
+) -> Written:
+    writer = FileWriter(table.directory, f"part-{task.number:06d}-{secrets.token_hex(8)}.parquet", table.layout)
     rows = 0
     counts: Counter[str] = Counter()
     try:
         for count, columns in batches:
             arrays: dict[str, pa.Array] = {}
             exact = ExactTexts(count)
-            for name, column in zip(task.names, columns, strict=True):
+            for name, column in zip(table.names, columns, strict=True):
                 arrays[name] = column.array
                 if len(column.exact_rows):
                     exact.add(name, column.exact_rows, column.exact)
                     counts[name] += len(column.exact_rows)
             arrays["_cdc_exact"] = exact.to_arrow(_EXACT_TYPE)
-            writer.write(arrays | _metadata(task, rows, count), count)
+            writer.write(arrays | _metadata(table, task, rows, count), count)
             rows += count
             count_rows(count)
     except (packed.AmbiguousError, ConnectionClosedError):
-        places.remove_files(places.place(task.directory), [writer.close().name])
+        places.remove_files(places.place(table.directory), [writer.close().name])
         count_rows(-rows)
         raise
     own = Written(rows, writer.close(), dict(counts))
     written = note(places.place(task.note), own)
     if written.file.name != own.file.name:
-        places.remove_files(places.place(task.directory), [own.file.name])
+        places.remove_files(places.place(table.directory), [own.file.name])
     return written
 
 
@@ -184,55 +192,57 @@ def write_truncate(directory: str, layout: Layout, epoch: int, lsn: int, time_us
     return writer.close()
 
 
-def _packings(task: ChunkTask) -> list[Packing] | None:
+def _packings(table: CopiedTable, chunk: Chunk) -> list[Packing] | None:
     """Return how the server packs the columns; None if it must send each row."""
-    if not task.chunk.packed_pages:
+    if not chunk.packed_pages:
         return None
     found = []
-    for select, name in zip(task.selects, task.names, strict=True):
+    for select, name in zip(table.selects, table.names, strict=True):
         each = select.packing
-        if each is None or (each.is_integer and not pa.types.is_decimal(task.types.field(name).type)):
+        if each is None or (each.is_integer and not pa.types.is_decimal(table.types.field(name).type)):
             return None
         found.append(each)
     return found if packed.is_possible(found) else None
 
 
-def _read_packed(task: ChunkTask, packings: list[Packing]) -> Iterator[tuple[int, list[Converted]]]:
+def _read_packed(table: CopiedTable, task: ChunkTask, packings: list[Packing]) -> Iterator[tuple[int, list[Converted]]]:
     """Yield numbers of rows, and the table's columns of as many rows. Raises AmbiguousError."""
     # A SELECT without columns would not count rows.
     expressions = [f"{each.value} AS c{number}" for number, each in enumerate(packings)] or ["true AS c0"]
-    query = task.chunk.packed_query(packed.aggregates(packings), expressions, task.condition)
-    kinds = [task.types.field(name).type for name in task.names]
-    with closing(_read(task, query, packed.SETTINGS)) as batches:
+    query = task.chunk.packed_query(packed.aggregates(packings), expressions, table.condition)
+    kinds = [table.types.field(name).type for name in table.names]
+    with closing(_read(table, task, query, packed.SETTINGS)) as batches:
         for batch in batches:
             count, columns = packed.read_packed(packings, kinds, batch)
             yield (
                 count,
                 [
-                    Converted(masked(column.array, HASH, task.masks), NO_ROWS, NO_TEXTS) if select.is_hashed else column
-                    for select, column in zip(task.selects, columns, strict=True)
+                    Converted(masked(column.array, HASH, table.masks), NO_ROWS, NO_TEXTS) if select.is_hashed else column
+                    for select, column in zip(table.selects, columns, strict=True)
                 ],
             )
 
 
-def _read_rows(task: ChunkTask) -> Iterator[tuple[int, list[Converted]]]:
+def _read_rows(table: CopiedTable, task: ChunkTask) -> Iterator[tuple[int, list[Converted]]]:
     """Yield the same for a table whose rows the server sends one by one."""
-    expressions = [select.expression for select in task.selects]
-    expressions += [select.rest for select in task.selects if select.rest is not None]
+    expressions = [select.expression for select in table.selects]
+    expressions += [select.rest for select in table.selects if select.rest is not None]
     # Numbered names, because two columns may get the same name in Arrow. A table without columns gets a constant, to count rows.
     numbered = [f"{expression} AS c{number}" for number, expression in enumerate(expressions)] or ["true AS c0"]
-    with closing(_read(task, task.chunk.query(numbered, task.condition))) as batches:
+    with closing(_read(table, task, task.chunk.query(numbered, table.condition))) as batches:
         for batch in batches:
-            yield len(batch), _columns(task, batch)
+            yield len(batch), _columns(table, task.chunk, batch)
 
 
-def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProxyType({})) -> Generator[pa.RecordBatch, None, None]:
+def _read(
+    table: CopiedTable, task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield the server's answer as it arrives."""
-    connection = open_snapshot(task.connection, task.snapshot)
+    connection = open_snapshot(table.connection, table.snapshot)
     try:
         with connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
-            if _waited.get(task.directory) == task.round:
+            if _waited.get(table.directory) == task.round:
                 settings = {**settings, **_WITHOUT_WAITING}
             if settings:
                 values = (f"set_config({quote_literal(name)}, {quote_literal(value)}, true)" for name, value in settings.items())
@@ -244,7 +254,7 @@ def _read(task: ChunkTask, query: str, settings: Mapping[str, str] = MappingProx
     except (connection.Error, OSError) as ex:
         problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
         if state == LOCK_NOT_AVAILABLE:
-            _waited[task.directory] = task.round
+            _waited[table.directory] = task.round
             own = task.chunk.relation_id
             relations = f"SELECT {own} UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = {own}"
             raise locked_error(connection, relations, f"table {task.chunk.table}") from ex
@@ -270,16 +280,16 @@ def _check(chunk: Chunk, cursor: Any) -> None:
     raise StaleSnapshotError(f"table {chunk.table} {how}")
 
 
-def _columns(task: ChunkTask, batch: pa.RecordBatch) -> list[Converted]:
+def _columns(table: CopiedTable, chunk: Chunk, batch: pa.RecordBatch) -> list[Converted]:
     """Return the table's columns."""
     found = []
-    rests = iter(range(len(task.selects), batch.num_columns))
-    for number, (select, name) in enumerate(zip(task.selects, task.names, strict=True)):
-        array, kind = batch.column(number), task.types.field(name).type
-        if not task.is_utf8 and pa.types.is_string(array.type):
-            _check_utf8(task, name, array)
+    rests = iter(range(len(table.selects), batch.num_columns))
+    for number, (select, name) in enumerate(zip(table.selects, table.names, strict=True)):
+        array, kind = batch.column(number), table.types.field(name).type
+        if not table.is_utf8 and pa.types.is_string(array.type):
+            _check_utf8(chunk, name, array)
         if select.is_hashed:
-            converted = Converted(masked(array, HASH, task.masks), NO_ROWS, NO_TEXTS)
+            converted = Converted(masked(array, HASH, table.masks), NO_ROWS, NO_TEXTS)
         elif select.is_text:
             converted = convert_text(array, kind)
         elif select.rest is not None:
@@ -295,20 +305,20 @@ def _columns(task: ChunkTask, batch: pa.RecordBatch) -> list[Converted]:
 _EXACT_TYPE: Final = pa.map_(pa.string(), pa.string())
 
 
-def _check_utf8(task: ChunkTask, name: str, array: pa.StringArray) -> None:
+def _check_utf8(chunk: Chunk, name: str, array: pa.StringArray) -> None:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as ex:
-        raise SnapshotError(f"table {task.chunk.table}: a value of column {name!r} {NOT_UTF8}", hint=NOT_UTF8_HINT) from ex
+        raise SnapshotError(f"table {chunk.table}: a value of column {name!r} {NOT_UTF8}", hint=NOT_UTF8_HINT) from ex
 
 
-def _metadata(task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
+def _metadata(table: CopiedTable, task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
     """Return the ``_cdc_`` columns with operation and position of each row."""
-    ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(task.chunk_count) + np.uint64(task.number)
+    ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(table.chunk_count) + np.uint64(task.number)
     if count and ordinal[-1] >= _ORDINALS:
         raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")
     ordinals = pa.array(ordinal.astype(np.uint32).view(np.int32))
-    return _positions("snapshot", task.epoch, task.lsn, ordinals, task.time_us)
+    return _positions("snapshot", table.epoch, table.lsn, ordinals, table.time_us)
 
 
 def _positions(op: str, epoch: int, lsn: int, ordinals: pa.Array, time_us: int) -> dict[str, pa.Array]:

@@ -43,7 +43,7 @@ from spark_sink.schema.types import (
     split_schema,
     typed_schema,
 )
-from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk, write_truncate
+from spark_sink.snapshot.chunk import ChunkTask, CopiedTable, select_columns, write_chunk, write_truncate
 from spark_sink.snapshot.plan import LockedError, StaleSnapshotError
 from spark_sink.snapshot.progress import begin, resume
 from spark_sink.spark.worker import settle
@@ -139,7 +139,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     )
     if begun is None:
         begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.definition)
-    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, made.directory, made.layout), plan.locked)
+    written = _run(copying, table, begun, _copied(copying, plan, begun, columns, made.directory, made.layout), plan.locked)
     has_exact = any(each.exact for each in written)
     made.prepare(_full(written), copying.position, with_replica=not has_exact)
     with copying.lock.alone(copying.is_stopping):
@@ -182,7 +182,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     purpose = _purpose(copying, plan, "later", columns.json(), layout)
     begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
     places.make_directory(directory)
-    written = _run(copying, table, begun, _tasks(copying, plan, begun, columns, directory, layout), plan.locked)
+    written = _run(copying, table, begun, _copied(copying, plan, begun, columns, directory, layout), plan.locked)
     full = _full(written)
     places.remove_other_files(directory, (file.name for file in full))
     if not full:
@@ -235,41 +235,36 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
     )
 
 
-def _tasks(
-    copying: Copying,
-    plan: TablePlan,
-    begun: Begun,
-    columns: StructType,
-    directory: Path,
-    layout: Layout,
-) -> list[ChunkTask]:
-    """Return the tasks for the chunks that are not copied yet. ``columns`` are the columns of the changelog."""
+def _copied(copying: Copying, plan: TablePlan, begun: Begun, columns: StructType, directory: Path, layout: Layout) -> CopiedTable:
+    """Return what the tasks of a table share. ``columns`` are the columns of the changelog."""
+    return CopiedTable(
+        connection=copying.connection,
+        snapshot=copying.snapshot,
+        chunk_count=len(begun.chunks),
+        condition=plan.condition,
+        selects=plan.selects,
+        masks=copying.warehouse.masks.with_key(),
+        names=tuple(field.name for field in assign_columns(columns, plan.relation)),
+        types=to_arrow_schema(columns, timezone="UTC"),
+        epoch=copying.position.epoch,
+        lsn=copying.position.lsn,
+        time_us=begun.time_us,
+        directory=places.name(directory),
+        layout=layout,
+        is_utf8=copying.is_utf8,
+    )
+
+
+def _tasks(begun: Begun) -> list[ChunkTask]:
+    """Return the tasks for the chunks that are not copied yet."""
     return [
-        ChunkTask(
-            connection=copying.connection,
-            snapshot=copying.snapshot,
-            chunk=chunk,
-            number=number,
-            chunk_count=len(begun.chunks),
-            condition=plan.condition,
-            selects=plan.selects,
-            masks=copying.warehouse.masks.with_key(),
-            names=tuple(field.name for field in assign_columns(columns, plan.relation)),
-            types=to_arrow_schema(columns, timezone="UTC"),
-            epoch=copying.position.epoch,
-            lsn=copying.position.lsn,
-            time_us=begun.time_us,
-            directory=places.name(directory),
-            note=places.name(begun.record_path(number)),
-            layout=layout,
-            is_utf8=copying.is_utf8,
-        )
+        ChunkTask(chunk, number, places.name(begun.record_path(number)))
         for number, chunk in enumerate(begun.chunks)
         if number not in begun.done
     ]
 
 
-def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], locked: frozenset[int]) -> list[Written]:
+def _run(copying: Copying, table: Table, begun: Begun, copied: CopiedTable, locked: frozenset[int]) -> list[Written]:
     """Let executors write the missing chunks. Logs the columns with values that their type can't hold.
 
     ``locked`` has the relations whose chunks wait for a lock.
@@ -285,14 +280,14 @@ def _run(copying: Copying, table: Table, begun: Begun, tasks: list[ChunkTask], l
     def write(task: ChunkTask) -> Written | str:
         try:
             with without_values():
-                written = write_chunk(task, rows.add)
+                written = write_chunk(copied, task, rows.add)
         except LockedError as ex:  # the task has not read anything yet, so it can be tried again
             return ex.message
         settle()
         chunks.add(1)
         return written
 
-    found, is_told, number = there, False, 0
+    tasks, found, is_told, number = _tasks(begun), there, False, 0
     # A partitioned table without partitions has no chunks. A copy that was killed at its end has none left.
     while tasks:
         number += 1

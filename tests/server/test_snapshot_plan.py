@@ -27,7 +27,7 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.types import assign_columns, merge_columns, typed_schema
 from spark_sink.snapshot import chunk
 from spark_sink.snapshot import plan as snapshot_plan
-from spark_sink.snapshot.chunk import ChunkTask, select_columns, write_chunk
+from spark_sink.snapshot.chunk import ChunkTask, CopiedTable, select_columns, write_chunk
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import LockedError, Plan, StaleSnapshotError, TablePlan, conninfo, make_plan, open_snapshot
 from spark_sink.source.slices import Slice, read_relations
@@ -90,40 +90,41 @@ class Source:
     def tables(self, chunk_bytes: int = 1 << 20) -> dict[str, TablePlan]:
         return {table.relation.name: table for table in self.plan(chunk_bytes).tables}
 
-    def tasks(self, table: TablePlan) -> list[ChunkTask]:
+    def copied(self, table: TablePlan) -> CopiedTable:
+        """Return what the tasks of a table share."""
         assert self.export is not None
         columns = merge_columns(None, [table.relation])
         schema = typed_schema(columns)
         directory = self.directory / table.relation.name
         directory.mkdir(exist_ok=True)
+        return CopiedTable(
+            connection=self.conninfo,
+            snapshot=self.export.name,
+            chunk_count=len(table.chunks),
+            condition=table.condition,
+            selects=tuple(select_columns(table.relation)),
+            names=tuple(field.name for field in assign_columns(columns, table.relation)),
+            types=to_arrow_schema(columns, timezone="UTC"),
+            epoch=1,
+            lsn=int(self.export.consistent_point),
+            time_us=0,
+            directory=str(directory),
+            layout=Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")),
+        )
+
+    def tasks(self, table: TablePlan) -> list[ChunkTask]:
         return [
-            ChunkTask(
-                connection=self.conninfo,
-                snapshot=self.export.name,
-                chunk=chunk,
-                number=number,
-                chunk_count=len(table.chunks),
-                condition=table.condition,
-                selects=tuple(select_columns(table.relation)),
-                names=tuple(field.name for field in assign_columns(columns, table.relation)),
-                types=to_arrow_schema(columns, timezone="UTC"),
-                epoch=1,
-                lsn=int(self.export.consistent_point),
-                time_us=0,
-                directory=str(directory),
-                note=str(self.directory / f"{table.relation.name}-{number}.json"),
-                layout=Layout(tuple(schema.names), to_arrow_schema(schema, timezone="UTC")),
-            )
+            ChunkTask(chunk, number, str(self.directory / f"{table.relation.name}-{number}.json"))
             for number, chunk in enumerate(table.chunks)
         ]
 
     def rows(self, table: TablePlan) -> list[dict[str, Any]]:
         """Copy a table, and read the written rows."""
-        tasks = self.tasks(table)
-        written = [write_chunk(task, lambda _: None) for task in tasks]
+        copied = self.copied(table)
+        written = [write_chunk(copied, task, lambda _: None) for task in self.tasks(table)]
         found: list[dict[str, Any]] = []
-        for task, each in zip(tasks, written, strict=True):
-            rows = pq.read_table(Path(task.directory) / each.file.name).to_pylist(maps_as_pydicts="strict")
+        for each in written:
+            rows = pq.read_table(Path(copied.directory) / each.file.name).to_pylist(maps_as_pydicts="strict")
             assert len(rows) == each.rows
             found += rows
         return found
@@ -154,10 +155,10 @@ def test_a_chunk_that_spark_has_copied_twice_is_one_file(source: Source) -> None
     source.sql("create table t (id int primary key)", "insert into t values (1), (2)", "create publication p for table t")
     source.take()
     (table,) = source.plan().tables
-    (task,) = source.tasks(table)
-    first, second = (write_chunk(task, lambda _: None) for _ in range(2))
+    copied, (task,) = source.copied(table), source.tasks(table)
+    first, second = (write_chunk(copied, task, lambda _: None) for _ in range(2))
     assert first == second
-    assert [path.name for path in Path(task.directory).iterdir()] == [first.file.name]
+    assert [path.name for path in Path(copied.directory).iterdir()] == [first.file.name]
 
 
 def test_a_value_of_any_type_is_the_same_in_snapshot_and_stream(source: Source) -> None:
@@ -235,7 +236,7 @@ NULLS = {
 @pytest.mark.parametrize("kind", NULLS)
 def test_what_stands_for_null_is_not_taken_for_it(source: Source, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     by_row = []
-    monkeypatch.setattr(chunk, "_read_rows", lambda task, read=chunk._read_rows: by_row.append(task) or read(task))
+    monkeypatch.setattr(chunk, "_read_rows", lambda copied, task, read=chunk._read_rows: by_row.append(task) or read(copied, task))
     source.sql(f"create table t (id int primary key, v {kind})", "create publication p for table t")
     values = [*NULLS[kind], None, *NULLS[kind]] * 20
     with source.connection.cursor() as cursor:
@@ -566,7 +567,8 @@ def test_one_chunk_of_a_round_waits_for_a_lock(source: Source) -> None:
     """A lock may come when a thousand chunks are still to be read. If each waited, nobody would hear of the lock for an hour."""
     source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
     source.take()
-    (patient,) = source.tasks(source.tables()["t"])
+    table = source.tables()["t"]
+    patient, (task,) = source.copied(table), source.tasks(table)
     assert " -c lock_timeout=5000ms" in patient.connection
     hasty, patient = (
         replace(patient, connection=patient.connection.replace("lock_timeout=5000ms", f"lock_timeout={limit}"))
@@ -575,10 +577,10 @@ def test_one_chunk_of_a_round_waits_for_a_lock(source: Source) -> None:
     with source.database.connect() as other, other.transaction():
         other.execute("lock table t in access exclusive mode")
         for number in (1, 2):
-            for task in (hasty, patient):
+            for copied in (hasty, patient):
                 with pytest.raises(LockedError):
-                    write_chunk(replace(task, round=number), lambda _: None)
-    assert write_chunk(replace(patient, round=2), lambda _: None).rows == 1
+                    write_chunk(copied, replace(task, round=number), lambda _: None)
+    assert write_chunk(patient, replace(task, round=2), lambda _: None).rows == 1
 
 
 def test_a_plan_does_not_wait_for_the_size_of_a_table_that_is_locked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -634,10 +636,10 @@ def test_rows_that_a_policy_hides_are_an_error(source: Source) -> None:
         export = source.take()
         table = source.tables()["t"]
         assert len(source.rows(table)) == 2
-        (task,) = source.tasks(table)
+        copied, (task,) = source.copied(table), source.tasks(table)
         other = conninfo(export.connection | {"user": "reader"}, export.prepared.server_version)
         with pytest.raises(SnapshotError, match="row-level security"):
-            write_chunk(replace(task, connection=other), lambda _: None)
+            write_chunk(replace(copied, connection=other), task, lambda _: None)
     finally:
         source.close()
         source.sql("drop owned by reader; drop role reader")
@@ -698,7 +700,8 @@ def test_connections_that_copy_rows_notice_a_dead_network(source: Source) -> Non
 def test_a_chunk_is_read_again_after_a_lost_connection(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.sql("create table t (id int primary key)", "insert into t values (1)", "create publication p for table t")
     export = source.take()
-    (task,) = source.tasks(source.tables()["t"])
+    table = source.tables()["t"]
+    (task,) = source.tasks(table)
     waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     with (
         FaultyProxy(source.database.cluster.port) as proxy,
@@ -707,9 +710,9 @@ def test_a_chunk_is_read_again_after_a_lost_connection(source: Source, monkeypat
         ThreadPoolExecutor(1) as pool,
     ):
         address = {"host": "127.0.0.1", "port": str(proxy.port), "sslmode": "disable", "gssencmode": "disable"}
-        task = replace(task, connection=conninfo(export.connection | address, export.prepared.server_version))
+        copied = replace(source.copied(table), connection=conninfo(export.connection | address, export.prepared.server_version))
         holder.execute("begin; lock table t in access exclusive mode")
-        reading = pool.submit(write_chunk, task, lambda _: None)
+        reading = pool.submit(write_chunk, copied, task, lambda _: None)
         until(lambda: looking.execute(waiting).fetchone() == (1,))
         proxy.reset()
         until(
@@ -718,18 +721,18 @@ def test_a_chunk_is_read_again_after_a_lost_connection(source: Source, monkeypat
         holder.execute("rollback")
         written = reading.result(60)
         assert written.rows == 1
-        assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+        assert [path.name for path in Path(copied.directory).iterdir()] == [written.file.name]
 
         Path(task.note).unlink()
         monkeypatch.setattr(chunk, "_LOST", RetryPolicy(attempts=1))
         holder.execute("begin; lock table t in access exclusive mode")
-        reading = pool.submit(write_chunk, task, lambda _: None)
+        reading = pool.submit(write_chunk, copied, task, lambda _: None)
         until(lambda: looking.execute(waiting).fetchone() == (1,))
         proxy.reset()
         with pytest.raises(ConnectionClosedError, match=r'cannot read table "public"\."t"'):
             reading.result(60)
         holder.execute("rollback")
-        assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+        assert [path.name for path in Path(copied.directory).iterdir()] == [written.file.name]
 
 
 def test_a_chunk_is_read_again_if_its_connection_is_lost_amid_the_rows(source: Source) -> None:
@@ -741,7 +744,7 @@ def test_a_chunk_is_read_again_if_its_connection_is_lost_amid_the_rows(source: S
     )
     source.take()
     (table,) = source.plan(1 << 30).tables
-    (task,) = source.tasks(table)
+    copied, (task,) = source.copied(table), source.tasks(table)
     counts: list[int] = []
 
     def count(rows: int) -> None:
@@ -751,23 +754,24 @@ def test_a_chunk_is_read_again_if_its_connection_is_lost_amid_the_rows(source: S
             )
         counts.append(rows)
 
-    written = write_chunk(task, count)
+    written = write_chunk(copied, task, count)
     assert (written.rows, sum(counts)) == (40000, 40000)
     assert min(counts) < 0
-    assert [path.name for path in Path(task.directory).iterdir()] == [written.file.name]
+    assert [path.name for path in Path(copied.directory).iterdir()] == [written.file.name]
 
 
 def test_an_error_about_a_row_has_no_value_of_it(source: Source) -> None:
     """Neither its message has, nor its traceback, which Spark puts into the executor's log. Other reasons are told."""
     source.sql("create table t (id int primary key, m int)", "insert into t values (1, 777)", "create publication p for table t")
     source.take()
-    (task,) = source.tasks(source.tables()["t"])
+    table = source.tables()["t"]
+    copied, (task,) = source.copied(table), source.tasks(table)
     with pytest.raises(SnapshotError) as raised:
-        write_chunk(replace(task, condition="make_date(2024, m, 1) > '2024-01-01'"), lambda _: None)
+        write_chunk(replace(copied, condition="make_date(2024, m, 1) > '2024-01-01'"), task, lambda _: None)
     assert WITHHELD in str(raised.value)
     assert "777" not in "".join(traceback.format_exception(raised.value))
     with pytest.raises(SnapshotError, match=r"canceling statement due to user request$"):
-        write_chunk(replace(task, condition="pg_cancel_backend(pg_backend_pid())"), lambda _: None)
+        write_chunk(replace(copied, condition="pg_cancel_backend(pg_backend_pid())"), task, lambda _: None)
 
 
 def test_the_slot_is_asked_for_and_made_once(source: Source) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,18 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.errors import UnreachableError
+from cdcpipe.masks import NO_MASKS
 from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.client.exported import SnapshotError
-from spark_sink.files.parquet import Layout
+from spark_sink.files.parquet import Layout, WrittenFile
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot import chunk, table
-from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask
+from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask, CopiedTable, select_columns
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, TablePlan
+from spark_sink.snapshot.progress import Written, begin
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import Warehouse
@@ -26,16 +30,15 @@ from spark_sink.warehouse.warehouse import Warehouse
 
 def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
     schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
-    task = ChunkTask(
-        "", "", Chunk(1, '"t"', 1), 1, 3, None, (), (), schema, 1, 5, 0, str(tmp_path), str(tmp_path), Layout((), schema)
-    )
-    ordinals = chunk._metadata(task, 0, 4)["_cdc_ordinal"].to_pylist()
+    copied = CopiedTable("", "", 3, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
+    task = ChunkTask(Chunk(1, '"t"', 1), 1, str(tmp_path))
+    ordinals = chunk._metadata(copied, task, 0, 4)["_cdc_ordinal"].to_pylist()
     assert ordinals == [1, 4, 7, 10]
     row = (1 << 31) // 3
-    assert chunk._metadata(task, row - 1, 2)["_cdc_ordinal"].to_pylist() == [(1 << 31) - 4, (1 << 31) - 1]
-    assert chunk._metadata(task, row + 1, 1)["_cdc_ordinal"].to_pylist() == [2 - (1 << 31)]
+    assert chunk._metadata(copied, task, row - 1, 2)["_cdc_ordinal"].to_pylist() == [(1 << 31) - 4, (1 << 31) - 1]
+    assert chunk._metadata(copied, task, row + 1, 1)["_cdc_ordinal"].to_pylist() == [2 - (1 << 31)]
     with pytest.raises(SnapshotError, match="more rows"):
-        chunk._metadata(task, (1 << 32) // 3, 1)
+        chunk._metadata(copied, task, (1 << 32) // 3, 1)
 
 
 @pytest.mark.parametrize(("identity", "expected"), [(("id",), ("id",)), (("id", "g"), ())])
@@ -69,6 +72,42 @@ def test_an_initial_snapshot_that_was_refused_leaves_nothing(tmp_path: Path) -> 
     with pytest.raises(UnreachableError):
         InitialSnapshot(config, warehouse, "initial").prepare(lambda: False)
     assert not is_begun(warehouse)
+
+
+def test_what_all_tasks_share_is_not_in_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark keeps all tasks in the driver's JVM. A table of 1 TB has 32,768 of them."""
+    relation = Relation(None, 1, "public", "t", "d", tuple(Column(0, f"column_{number}", 23, -1) for number in range(300)))
+    chunks = tuple(Chunk(1, '"public"."t"', 1, 4096 * number, 4096 * (number + 1), 64) for number in range(3))
+    columns = merge_columns(None, [relation])
+    schema = to_arrow_schema(typed_schema(columns), timezone="UTC")
+    plan = TablePlan(relation, tuple(range(1, 301)), (), None, chunks, 0, relation.columns, tuple(select_columns(relation)))
+    sizes, copied = [], []
+
+    def parallelize(tasks: list[ChunkTask], _slices: int) -> Any:
+        sizes.extend(len(pickle.dumps(task)) for task in tasks)
+        return SimpleNamespace(map=lambda function: SimpleNamespace(collect=lambda: [function(task) for task in tasks]))
+
+    def write_chunk(shared: CopiedTable, task: ChunkTask, _count_rows: Any) -> Written:
+        copied.append((shared.names[-1], task.chunk, Path(task.note)))
+        return Written(1, WrittenFile("f", 1, 1, {}, {}, {}), {})
+
+    monkeypatch.setattr(table, "write_chunk", write_chunk)
+    copying: Any = SimpleNamespace(
+        spark=SimpleNamespace(sparkContext=SimpleNamespace(parallelize=parallelize)),
+        warehouse=SimpleNamespace(masks=NO_MASKS),
+        connection="",
+        snapshot="",
+        position=Position(1, 5),
+        is_utf8=True,
+        is_stopping=lambda: False,
+        rows=SimpleNamespace(add=lambda _rows: None),
+        chunks=SimpleNamespace(add=lambda _chunks: None),
+    )
+    begun = begin(tmp_path / "notes", "", chunks, 0)
+    shared = table._copied(copying, plan, begun, columns, tmp_path, Layout(tuple(schema.names), schema))
+    assert len(table._run(copying, Table("public", "t"), begun, shared, frozenset())) == 3
+    assert copied == [("column_299", chunk, begun.record_path(number)) for number, chunk in enumerate(chunks)]
+    assert max(sizes) < 1000
 
 
 def test_of_a_locked_table_one_chunk_waits() -> None:
