@@ -6,9 +6,10 @@ type that binary form or Arrow cannot represent exactly comes as text. Texts go 
 The few dates and times beyond Spark's years become text, too. So a value is the same whether it comes with the snapshot or with a
 change.
 
-The position of each row is the snapshot's. Its ordinal is ``row * chunks + chunk``, both counted from 0. So ordinals are unique in
-the table, and no chunk has to know of another. Ordinals beyond 31 bits continue as negative numbers, from the least one (32 bits in
-all).
+The position of each row is the snapshot's. The ordinals are dealt out to the chunks in turns: in each turn a chunk gets as many
+successive ordinals as its ``share``, the number of its pages. So ordinals are unique in the table, no chunk has to know of another,
+and thousands of empty partitions take few of them. Ordinals beyond 31 bits continue as negative numbers, from the least one (32
+bits in all).
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class CopiedTable:
 
     connection: str
     snapshot: str
-    chunk_count: int
+    shares: int
+    """The sum of the shares of all chunks."""
     condition: str | None
     selects: tuple[Select, ...]
     names: tuple[str, ...]
@@ -131,6 +133,8 @@ class ChunkTask:
     number: int
     note: str
     """The file that records the end of the chunk (snapshot/progress.py)."""
+    first_ordinal: int
+    """The ordinal of the chunk's first row: the sum of the shares of the chunks before it."""
     round: int = 0
     """How often the copy has given chunks to the executors before. In each round a process waits for one lock only: the chunks
     behind it that find a lock give up at once. So the round ends soon, and the copy can tell which session has the lock."""
@@ -314,9 +318,14 @@ def _check_utf8(chunk: Chunk, name: str, array: pa.StringArray) -> None:
 
 def _metadata(table: CopiedTable, task: ChunkTask, first_row: int, count: int) -> dict[str, pa.Array]:
     """Return the ``_cdc_`` columns with operation and position of each row."""
-    ordinal = np.arange(first_row, first_row + count, dtype=np.uint64) * np.uint64(table.chunk_count) + np.uint64(task.number)
+    turn, place = np.divmod(np.arange(first_row, first_row + count, dtype=np.uint64), np.uint64(task.chunk.share))
+    ordinal = turn * np.uint64(table.shares) + np.uint64(task.first_ordinal) + place
     if count and ordinal[-1] >= _ORDINALS:
-        raise SnapshotError(f"table {task.chunk.table} has more rows than there are ordinals")
+        raise SnapshotError(
+            f"table {task.chunk.table} has more rows on some pages than a copy has ordinals: its pages, and those of all partitions"
+            f" of its root, share {_ORDINALS:,}; publish the partitions as tables of their own (publish_via_partition_root = false)"
+            ", or remove pages that are almost empty (VACUUM FULL)"
+        )
     ordinals = pa.array(ordinal.astype(np.uint32).view(np.int32))
     return _positions("snapshot", table.epoch, table.lsn, ordinals, table.time_us)
 

@@ -138,6 +138,8 @@ class Chunk:
     last_page: int | None = None
     packed_pages: int = 0
     """The number of pages whose rows the server may pack into one row (packed.py); 0 if it must send each row."""
+    share: int = 1
+    """The chunk's part of the ordinals, in relation to the other chunks of the table (snapshot/chunk.py)."""
 
     def query(self, expressions: Sequence[str], condition: str | None) -> str:
         """Return the chunk's SELECT."""
@@ -438,12 +440,17 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
 
 
 def _chunks(part: dict[str, Any], chunk_pages: int, packed_pages: int) -> list[Chunk]:
-    """Cut a heap table into chunks of equal size. A table with another storage (no pages) is one chunk."""
+    """Cut a heap table into chunks of equal size. A table with another storage (no pages) is one chunk.
+
+    A chunk's share of the ordinals is its number of pages. Where that does not bound the rows, the share is that of a whole chunk.
+    """
     packed_pages = packed_pages if part["is_heap"] and not part["is_toasted"] else 0
     table = f"{quote_identifier(part['schema'])}.{quote_identifier(part['name'])}"
     count = max(1, -(-part["pages"] // chunk_pages)) if part["is_heap"] else 1
     borders = [part["pages"] * number // count for number in range(count)]
+    least = 1 if part["is_heap"] and not part["is_locked"] else chunk_pages
+    shares = [max(last - first, least) for first, last in zip(borders, [*borders[1:], part["pages"]], strict=True)]
     return [
-        Chunk(part["relation_id"], table, part["file"], first, last, packed_pages)
-        for first, last in zip(borders, [*borders[1:], None], strict=True)
+        Chunk(part["relation_id"], table, part["file"], first, last, packed_pages, share)
+        for first, last, share in zip(borders, [*borders[1:], None], shares, strict=True)
     ]

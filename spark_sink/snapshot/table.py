@@ -21,6 +21,7 @@ import hashlib
 import logging
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -240,7 +241,7 @@ def _copied(copying: Copying, plan: TablePlan, begun: Begun, columns: StructType
     return CopiedTable(
         connection=copying.connection,
         snapshot=copying.snapshot,
-        chunk_count=len(begun.chunks),
+        shares=sum(chunk.share for chunk in begun.chunks),
         condition=plan.condition,
         selects=plan.selects,
         masks=copying.warehouse.masks.with_key(),
@@ -257,9 +258,10 @@ def _copied(copying: Copying, plan: TablePlan, begun: Begun, columns: StructType
 
 def _tasks(begun: Begun) -> list[ChunkTask]:
     """Return the tasks for the chunks that are not copied yet."""
+    first_ordinals = accumulate((chunk.share for chunk in begun.chunks), initial=0)
     return [
-        ChunkTask(chunk, number, places.name(begun.record_path(number)))
-        for number, chunk in enumerate(begun.chunks)
+        ChunkTask(chunk, number, places.name(begun.record_path(number)), first_ordinal)
+        for number, (chunk, first_ordinal) in enumerate(zip(begun.chunks, first_ordinals, strict=False))
         if number not in begun.done
     ]
 

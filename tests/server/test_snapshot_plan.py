@@ -100,7 +100,7 @@ class Source:
         return CopiedTable(
             connection=self.conninfo,
             snapshot=self.export.name,
-            chunk_count=len(table.chunks),
+            shares=sum(chunk.share for chunk in table.chunks),
             condition=table.condition,
             selects=tuple(select_columns(table.relation)),
             names=tuple(field.name for field in assign_columns(columns, table.relation)),
@@ -114,7 +114,12 @@ class Source:
 
     def tasks(self, table: TablePlan) -> list[ChunkTask]:
         return [
-            ChunkTask(chunk, number, str(self.directory / f"{table.relation.name}-{number}.json"))
+            ChunkTask(
+                chunk,
+                number,
+                str(self.directory / f"{table.relation.name}-{number}.json"),
+                first_ordinal=sum(before.share for before in table.chunks[:number]),
+            )
             for number, chunk in enumerate(table.chunks)
         ]
 

@@ -18,7 +18,7 @@ from spark_sink.files.parquet import Layout, WrittenFile
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
-from spark_sink.snapshot import chunk, table
+from spark_sink.snapshot import chunk, plan, table
 from spark_sink.snapshot.chunk import NOT_UTF8, NOT_UTF8_HINT, ChunkTask, CopiedTable, select_columns
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, TablePlan
@@ -31,7 +31,7 @@ from spark_sink.warehouse.warehouse import Warehouse
 def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
     schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
     copied = CopiedTable("", "", 3, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
-    task = ChunkTask(Chunk(1, '"t"', 1), 1, str(tmp_path))
+    task = ChunkTask(Chunk(1, '"t"', 1), 1, str(tmp_path), 1)
     ordinals = chunk._metadata(copied, task, 0, 4)["_cdc_ordinal"].to_pylist()
     assert ordinals == [1, 4, 7, 10]
     row = (1 << 31) // 3
@@ -41,12 +41,44 @@ def test_ordinals_go_on_below_zero_and_end(tmp_path: Path) -> None:
         chunk._metadata(copied, task, (1 << 32) // 3, 1)
 
 
+def test_each_chunk_has_ordinals_by_its_pages(tmp_path: Path) -> None:
+    """A root with 10,000 partitions had 430,000 for each. Here the last one has a million rows, and most of the others none."""
+    pages = [0] * 9990 + [40] * 9 + [4096]
+    parts = [_part(number, count) for number, count in enumerate(pages)]
+    chunks = [each for part in parts for each in plan._chunks(part, 4096, 64)]
+    assert len(chunks) == len(pages)
+    tasks = table._tasks(begin(tmp_path / "notes", "", chunks, 0))
+    schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
+    shares = sum(each.share for each in chunks)
+    copied = CopiedTable("", "", shares, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
+    rows = [0] * 9980 + [1] * 10 + [9000] * 9 + [1_000_000]
+    found = [
+        ordinal
+        for task, count in zip(tasks, rows, strict=True)
+        for first, several in ((0, count // 2), (count // 2, count - count // 2))  # in two batches
+        for ordinal in chunk._metadata(copied, task, first, several)["_cdc_ordinal"].to_pylist()
+    ]
+    assert len(set(found)) == len(found) == sum(rows)
+    assert min(found) >= 0
+    assert max(found) < 5_000_000
+
+
+def test_a_part_of_unknown_size_has_the_ordinals_of_a_whole_chunk() -> None:
+    parts = [_part(1, 0), _part(2, 0, is_locked=True), _part(3, 5, is_heap=False), _part(4, 10)]
+    assert [each.share for part in parts for each in plan._chunks(part, 6, 64)] == [1, 6, 6, 5, 5]
+
+
+def _part(number: int, pages: int, *, is_heap: bool = True, is_locked: bool = False) -> dict[str, Any]:
+    facts = {"is_heap": is_heap, "is_locked": is_locked, "is_toasted": False, "pages": pages}
+    return {"relation_id": number, "schema": "public", "name": f"p{number}", "file": number, **facts}
+
+
 @pytest.mark.parametrize(("identity", "expected"), [(("id",), ("id",)), (("id", "g"), ())])
 def test_a_copy_has_no_key_if_a_column_of_it_is_not_published(identity: tuple[str, ...], expected: tuple[str, ...]) -> None:
     described = Relation(None, 1, "public", "t", "d", (Column(1, "id", 23, -1),))
-    plan = TablePlan(described, (1,), identity, None, (), 0, described.columns, identity=identity)
+    planned = TablePlan(described, (1,), identity, None, (), 0, described.columns, identity=identity)
     copying: Any = SimpleNamespace(position=Position(1, 20))
-    assert table._version(copying, plan, merge_columns(None, [described]), []).key == expected
+    assert table._version(copying, planned, merge_columns(None, [described]), []).key == expected
 
 
 def test_the_hint_for_a_value_that_is_not_utf8_comes_from_the_executor(tmp_path: Path) -> None:
@@ -80,7 +112,7 @@ def test_what_all_tasks_share_is_not_in_each_of_them(tmp_path: Path, monkeypatch
     chunks = tuple(Chunk(1, '"public"."t"', 1, 4096 * number, 4096 * (number + 1), 64) for number in range(3))
     columns = merge_columns(None, [relation])
     schema = to_arrow_schema(typed_schema(columns), timezone="UTC")
-    plan = TablePlan(relation, tuple(range(1, 301)), (), None, chunks, 0, relation.columns, tuple(select_columns(relation)))
+    planned = TablePlan(relation, tuple(range(1, 301)), (), None, chunks, 0, relation.columns, tuple(select_columns(relation)))
     sizes, copied = [], []
 
     def parallelize(tasks: list[ChunkTask], _slices: int) -> Any:
@@ -104,7 +136,7 @@ def test_what_all_tasks_share_is_not_in_each_of_them(tmp_path: Path, monkeypatch
         chunks=SimpleNamespace(add=lambda _chunks: None),
     )
     begun = begin(tmp_path / "notes", "", chunks, 0)
-    shared = table._copied(copying, plan, begun, columns, tmp_path, Layout(tuple(schema.names), schema))
+    shared = table._copied(copying, planned, begun, columns, tmp_path, Layout(tuple(schema.names), schema))
     assert len(table._run(copying, Table("public", "t"), begun, shared, frozenset())) == 3
     assert copied == [("column_299", chunk, begun.record_path(number)) for number, chunk in enumerate(chunks)]
     assert max(sizes) < 1000
