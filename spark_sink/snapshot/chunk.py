@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,7 @@ from cdcpipe.retry import RetryPolicy
 from cdcpipe.sql import quote_identifier, quote_literal
 from cdcpipe.sqlstate import LOCK_NOT_AVAILABLE, NOT_IN_PREREQUISITE_STATE, UNDEFINED_COLUMN, UNDEFINED_FUNCTION, UNDEFINED_TABLE
 from cdcpipe.types.arrow.casts import NO_ROWS, NO_TEXTS, Converted, convert_text
-from cdcpipe.types.table import PRINTED, TYPES, UNKNOWN
+from cdcpipe.types.table import CAST_TO_TEXT, PRINTED, TYPES, UNKNOWN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout
@@ -75,7 +75,16 @@ _BATCH_HINT_BYTES: Final = 16 << 20
 
 def select_columns(relation: Relation, masks: Mapping[str, str] = MappingProxyType({})) -> list[Select]:
     """Return for each column of a table how to select it. The server sends no value that is masked, except one to be hashed."""
-    return [_select_masked(column, masks[column.name]) if column.name in masks else _select(column) for column in relation.columns]
+    selects = [
+        _select_masked(column, masks[column.name]) if column.name in masks else _select(column) for column in relation.columns
+    ]
+    if len(selects) + sum(select.rest is not None for select in selects) <= packed.MAX_EXPRESSIONS:
+        return selects
+    # There is no room for a second expression. A text has all values of a column.
+    return [
+        select if select.rest is None else replace(select, expression=_text(column), is_text=True, rest=None)
+        for select, column in zip(selects, relation.columns, strict=True)
+    ]
 
 
 def _select_masked(column: Column, kind: str) -> Select:
@@ -88,6 +97,10 @@ def _select_masked(column: Column, kind: str) -> Select:
     return Select(expression, is_text=True, packing=packed.as_text(expression))
 
 
+def _text(column: Column) -> str:
+    return CAST_TO_TEXT.expression.format(quote_identifier(column.name))
+
+
 def _select(column: Column) -> Select:
     rule, name = TYPES.get(column.type_id, UNKNOWN).selected, quote_identifier(column.name)
     expression, packing = rule.expression.format(name), packed.packing(column, name)
@@ -96,7 +109,7 @@ def _select(column: Column) -> Select:
     if rule.fits is None:
         return Select(expression, packing=packing)
     fits = rule.fits.format(name)
-    rest = f"CASE WHEN NOT ({fits}) THEN {name}::pg_catalog.text END"
+    rest = f"CASE WHEN NOT ({fits}) THEN {_text(column)} END"
     return Select(f"CASE WHEN {fits} THEN {expression} END", rest=rest, packing=packing)
 
 

@@ -34,7 +34,17 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Column
 
-__all__ = ["SETTINGS", "AmbiguousError", "Packing", "aggregates", "as_text", "is_possible", "packing", "read_packed"]
+__all__ = [
+    "MAX_EXPRESSIONS",
+    "SETTINGS",
+    "AmbiguousError",
+    "Packing",
+    "aggregates",
+    "as_text",
+    "is_possible",
+    "packing",
+    "read_packed",
+]
 
 BYTES: Final = "bytes"
 TEXT: Final = "text"
@@ -43,7 +53,7 @@ CAST: Final = "cast"
 
 _WITH_LENGTHS: Final = (BYTES, TEXT, CAST)
 
-_MAX_EXPRESSIONS: Final = 1600
+MAX_EXPRESSIONS: Final = 1600
 """A SELECT may have 1664."""
 
 SETTINGS: Final = {
@@ -161,7 +171,7 @@ def as_text(expression: str) -> Packing:
 
 def is_possible(packings: Sequence[Packing]) -> bool:
     """Tell whether the server can return so many expressions."""
-    return len(aggregates(packings)) <= _MAX_EXPRESSIONS
+    return len(aggregates(packings)) <= MAX_EXPRESSIONS
 
 
 def aggregates(packings: Sequence[Packing]) -> list[str]:

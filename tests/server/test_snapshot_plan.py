@@ -568,6 +568,27 @@ def test_a_table_that_is_locked_is_waited_for_a_moment(source: Source, monkeypat
             source.rows(table)
 
 
+def test_a_table_of_1600_columns_with_dates(source: Source) -> None:
+    """A SELECT has room for 1664 expressions. A date has two, because Spark's years end at 9999."""
+    kinds = ("date", "timestamp", "timestamptz")
+    names = [f"c{number}" for number in range(800)]
+    source.sql(
+        f"create table t (id int primary key, {', '.join(f'{name} {kinds[number % 3]}' for number, name in enumerate(names))},"
+        f" {', '.join(f'i{number} int' for number in range(799))})",
+        "insert into t (id, i798) values (0, 7)",
+        "insert into t (id, c0, c799) values (1, '2024-02-29', '9999-12-31'), (2, 'infinity', '0044-03-15 BC')",
+        "create publication p for table t",
+    )
+    source.take()
+    table = source.tables()["t"]
+    nulls, dates, others = sorted(source.rows(unpacked(table)), key=lambda row: row["id"])
+    assert (len(table.relation.columns), nulls["i798"], {nulls[name] for name in names}) == (1600, 7, {None})
+    assert [(dates[name].year, dates[name].month, dates[name].day) for name in ("c0", "c799")] == [(2024, 2, 29), (9999, 12, 31)]
+    assert others["_cdc_exact"] == {"c0": "infinity", "c799": "0044-03-15 00:00:00 BC"}
+    assert {others[name] for name in names} == {None}
+    assert not dates["_cdc_exact"]
+
+
 def test_one_chunk_of_a_round_waits_for_a_lock(source: Source) -> None:
     """A lock may come when a thousand chunks are still to be read. If each waited, nobody would hear of the lock for an hour."""
     source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
