@@ -16,6 +16,7 @@ __all__ = [
     "LONGEST_NAME",
     "MANAGED_ROLES",
     "NO_SEARCH_PATH",
+    "PART_DIGITS",
     "SERVICE_ROLES",
     "SESSION_SETTINGS",
     "SUM_DIGITS",
@@ -81,8 +82,9 @@ _RESTRICTED_KINDS_SINCE = {14: 140013, 15: 150008, 16: 160004}
 TRIM_NUMBERS = ((r"(\.[0-9]*[1-9])0+(?![0-9])", r"\1"), (r"\.0+(?![0-9])", ""))
 """Regular expressions with replacements. They remove trailing zeros after the decimal point."""
 
-BUCKET_DIGITS, SUM_DIGITS = 3, 15
-"""How many digits of an MD5 say in which bucket a row is, and how many are summed: 60 bits are a positive bigint."""
+BUCKET_DIGITS, PART_DIGITS, SUM_DIGITS = 3, 3, 15
+"""How many digits of an MD5 say in which bucket a row is, how many more in which part of the bucket, and how many are summed: 60
+bits are a positive bigint."""
 
 
 def patient(server_version: int) -> dict[str, str]:

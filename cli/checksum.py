@@ -24,7 +24,10 @@ Without tables, it asks which server answers.
     {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...]}
     {BUCKET: [ROWS, SUM], ...}
 
-    {"rows": [SCHEMA, NAME], "key": [COLUMN, ...], "buckets": [BUCKET, ...]}
+    {"buckets": [SCHEMA, NAME], "key": [COLUMN, ...], "within": [BUCKET, ...]}
+    {PART: [ROWS, SUM], ...}                                            # each of these buckets has up to 4096 parts
+
+    {"rows": [SCHEMA, NAME], "key": [COLUMN, ...], "buckets": [BUCKET, ...]}     # or [PART, ...]
     [[KEY'S TEXT, ..., MD5], ...]
 
     {"slot": NAME}
@@ -117,7 +120,8 @@ def _parse(line: str) -> Callable[[_Server], Any]:
         if "rows" in request:
             buckets = [str(bucket) for bucket in request["buckets"]]
             return lambda server: server.rows(wanted, key, buckets)
-        return lambda server: server.buckets(wanted, key)
+        within = [str(bucket) for bucket in request.get("within") or []]
+        return lambda server: server.buckets(wanted, key, within)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as ex:
         msg = f"not a request: {ex!r}"
         raise CommandError(msg, hint='a request is a line of JSON, like {"begin": [["public", "fruit"]]}') from ex
@@ -135,8 +139,8 @@ class _Server:
     def rows(self, wanted: tuple[str, str], key: list[str], buckets: list[str]) -> Any:
         return self._checksums.rows(self._table(wanted), key, buckets)
 
-    def buckets(self, wanted: tuple[str, str], key: list[str]) -> Any:
-        return self._checksums.buckets(self._table(wanted), key)
+    def buckets(self, wanted: tuple[str, str], key: list[str], within: list[str]) -> Any:
+        return self._checksums.buckets(self._table(wanted), key, within)
 
     def _table(self, wanted: tuple[str, str]) -> ServerTable:
         table = self._tables.get(wanted)

@@ -10,7 +10,7 @@ The checksums are defined as follows:
 - A row's checksum is the first 15 hexadecimal digits of the MD5 of its bytes, as a number.
 - A table's checksum is the sum over its rows, so their order does not matter.
 - A row's bucket is the first 3 hexadecimal digits of the MD5 of its key's bytes. With buckets, a program can find the differing
-  rows without transferring the table.
+  rows without transferring the table. The first 6 digits are its part of the bucket: of a large table a bucket has very many rows.
 
 With ``trim_numbers``, the texts of numeric and numeric[] have no trailing zeros after the decimal point. It is for a copy that does
 not keep the scale of its numbers.
@@ -45,7 +45,16 @@ from cdcpipe.replication.publications import check_existing
 from cdcpipe.replication.server import current_lsn, is_standby
 from cdcpipe.replication.slots import as_login_role, check_usable, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, published_tables
-from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS, quote_identifier, quote_literal, quote_table, reading_rows
+from cdcpipe.sql import (
+    BUCKET_DIGITS,
+    PART_DIGITS,
+    SUM_DIGITS,
+    TRIM_NUMBERS,
+    quote_identifier,
+    quote_literal,
+    quote_table,
+    reading_rows,
+)
 from cdcpipe.types.pg_type import type_ids_of
 from cdcpipe.types.table import ARRAYS, NUMERIC_IDS, OUTPUT, TYPES, UNKNOWN
 from cdcpipe.units import few
@@ -199,21 +208,27 @@ class Checksums:
         check_existing(self._connection, publications)
         return published_tables(self._connection, publications)
 
-    def buckets(self, table: ServerTable, key: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the number of rows and the sum of their checksums for each bucket that has rows."""
+    def buckets(self, table: ServerTable, key: Sequence[str], within: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+        """Return the number of rows and the sum of their checksums for each bucket that has rows.
+
+        If ``within`` names buckets, return the same for each part of these buckets.
+        """
+        source, digits = table.source, BUCKET_DIGITS
+        if within:
+            source, digits = _rows_in(table, key, within), BUCKET_DIGITS + PART_DIGITS
         rows = self._connection.execute(
-            f"SELECT {_bucket(table, key)}, count(*), sum(('x' || substr({_row_md5(table)}, 1, {SUM_DIGITS}))::bit(60)::bigint)"
-            f" FROM {table.source} GROUP BY 1",
+            f"SELECT {_bucket(table, key, digits)}, count(*),"
+            f" sum(('x' || substr({_row_md5(table)}, 1, {SUM_DIGITS}))::bit(60)::bigint)"
+            f" FROM {source} GROUP BY 1",
             timeout_s=NO_LIMIT,
         )
         return {bucket or "": (int(count or 0), int(total or 0)) for bucket, count, total in rows}
 
     def rows(self, table: ServerTable, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
-        """Return for each row in the buckets its key, as texts, and its MD5."""
+        """Return for each row in the buckets its key, as texts, and its MD5. Instead of buckets these may be parts of buckets."""
         keys = ", ".join(_text(table, name, type_id) for name, type_id, _ in _key_columns(table, key))
         return self._connection.execute(
-            f"SELECT {keys}, {_row_md5(table)} FROM (SELECT * FROM {table.source}) AS t"
-            f" WHERE {_bucket(table, key)} IN ({', '.join(map(quote_literal, buckets))})",
+            f"SELECT {keys}, {_row_md5(table)} FROM {_rows_in(table, key, buckets)}",
             timeout_s=NO_LIMIT,
         )
 
@@ -321,8 +336,8 @@ def _md5(table: ServerTable, columns: Sequence[tuple[str, int, int]]) -> str:
 def _joined(parts: Sequence[str]) -> str:
     """Return the expression for the bytes of all parts, one after the other.
 
-    Each ``||`` copies the bytes of both sides. In a chain it would copy all bytes so far for each column, so the parts are joined in
-    pairs, and the pairs in pairs.
+    Each ``||`` copies the bytes of both sides. In a chain it would copy all bytes so far for each column, so the parts are joined
+    in pairs, and the pairs in pairs.
     """
     joined = list(parts)
     while len(joined) > 1:
@@ -335,8 +350,14 @@ def _row_md5(table: ServerTable) -> str:
     return _md5(table, table.columns)
 
 
-def _bucket(table: ServerTable, key: Sequence[str]) -> str:
-    return f"substr({_md5(table, _key_columns(table, key))}, 1, {BUCKET_DIGITS})"
+def _bucket(table: ServerTable, key: Sequence[str], digits: int) -> str:
+    return f"substr({_md5(table, _key_columns(table, key))}, 1, {digits})"
+
+
+def _rows_in(table: ServerTable, key: Sequence[str], buckets: Collection[str]) -> str:
+    """Return the FROM clause for the rows in some buckets, or in some parts of buckets."""
+    bucket = _bucket(table, key, max(map(len, buckets), default=BUCKET_DIGITS))
+    return f"(SELECT * FROM {table.source}) AS t WHERE {bucket} IN ({', '.join(map(quote_literal, buckets))})"
 
 
 def _key_columns(table: ServerTable, key: Sequence[str]) -> list[tuple[str, int, int]]:

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.pgoutput.messages import Column, Relation
-from cdcpipe.sql import BUCKET_DIGITS, SUM_DIGITS, TRIM_NUMBERS
+from cdcpipe.sql import BUCKET_DIGITS, PART_DIGITS, SUM_DIGITS, TRIM_NUMBERS
 from cdcpipe.types.table import NUMERIC_IDS
 from spark_sink.schema.table import EXACT, NATIVE
 from spark_sink.schema.types import as_typed, assign_columns, base_names, merge_columns, split_schema, versioned_name
@@ -106,25 +106,35 @@ class Canonical:
         text = F.coalesce(*forms)
         return F.when(has_both, F.concat(F.lit(_IN_NO_TEXT), text)).otherwise(text) if self._has_exact else text
 
-    def checksums(self, rows: DataFrame, key: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Return the number of rows and the sum of their checksums, for each bucket with rows."""
+    def checksums(self, rows: DataFrame, key: Sequence[str], within: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+        """Return the number of rows and the sum of their checksums, for each bucket with rows.
+
+        If ``within`` names buckets, return the same for each part of these buckets.
+        """
+        hashed, digits = self._hashed(rows, key), BUCKET_DIGITS
+        if within:
+            hashed, digits = _rows_in(hashed, within), BUCKET_DIGITS + PART_DIGITS
         number = F.conv(F.substring("md5", 1, SUM_DIGITS), 16, 10).cast("decimal(19,0)")
-        found = self._hashed(rows, key).groupBy("bucket").agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
+        bucket = F.substring("key_md5", 1, digits).alias("bucket")
+        found = hashed.groupBy(bucket).agg(F.count("*").alias("count"), F.sum(number).alias("sum"))
         return {row["bucket"]: (row["count"], int(row["sum"])) for row in found.collect()}
 
     def rows(self, rows: DataFrame, key: Sequence[str], buckets: Collection[str]) -> list[tuple[str | None, ...]]:
-        """Return the key (as texts) and the MD5 of each row in the buckets."""
-        chosen = self._hashed(rows, key).where(F.col("bucket").isin(*buckets))
-        return [tuple(row) for row in chosen.drop("bucket").collect()]
+        """Return the key (as texts) and the MD5 of each row in the buckets. Instead of buckets these may be parts of buckets."""
+        return [tuple(row) for row in _rows_in(self._hashed(rows, key), buckets).drop("key_md5").collect()]
 
     def _hashed(self, rows: DataFrame, key: Sequence[str]) -> DataFrame:
-        """Return each row's key (as texts), its MD5, and its bucket."""
+        """Return each row's key (as texts), its MD5, and that of its key."""
         # A separate step: Spark treats the call of a Java method as not deterministic, and would repeat it.
         texts = rows.select(*(self._texts[name].alias(f"t{index}") for index, name in enumerate(self.names)))
         column = {name: F.col(f"t{index}") for index, name in enumerate(self.names)}
         keys = [column[name].alias(f"k{index}") for index, name in enumerate(key)]
         md5, key_md5 = _md5(list(column.values())), _md5([column[name] for name in key])
-        return texts.select(*keys, md5.alias("md5"), F.substring(key_md5, 1, BUCKET_DIGITS).alias("bucket"))
+        return texts.select(*keys, md5.alias("md5"), key_md5.alias("key_md5"))
+
+
+def _rows_in(hashed: DataFrame, buckets: Collection[str]) -> DataFrame:
+    return hashed.where(F.substring("key_md5", 1, max(map(len, buckets))).isin(*buckets))
 
 
 def _trimmed(text: SparkColumn) -> SparkColumn:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,7 @@ from spark_sink.spark.failure import explained
 from spark_sink.status.staging_directory import staging_directory
 from spark_sink.verify import quick as quick_checksum
 from spark_sink.verify.canonical import Canonical, exact_session
+from spark_sink.verify.differences import Difference, Sides
 from spark_sink.verify.unknown_tables import unknown_tables
 from spark_sink.verify.visibility import (
     POLL_S,
@@ -80,14 +80,6 @@ DIFFERENT = 10
 NOT_COMPARED = 11
 """The command's exit code if no table differs, but a table could not be compared, or there was none."""
 _NO_REPLICA = "has no key, and so no replica to compare"
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A key for which the two sides differ: the row is ``missing`` in the replica, ``surplus`` there, or ``changed``."""
-
-    kind: str
-    key: dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,11 +382,10 @@ class _Comparison:
                 table, problem=f"the server's table has no column {', '.join(sorted(set(key) - set(names)))}, the key"
             )
         columns = [(name, type_id, modifier) for name, type_id, modifier in there["columns"]]
-        request = {"key": key}
         self._renew(table)
         if self._lacks_replica(table):
             return TableResult(table, problem="it had no replica; start cdcpipe-spark run, which makes it")
-        self._server.send({"buckets": _name(table), **request})
+        self._server.send({"buckets": _name(table), "key": key})
         filled = {fill.column for each in versions for fill in each.fills}
         quick = self._quick_checksums(table, columns, key, filled)
         theirs = {bucket: (count, total) for bucket, (count, total) in self._server.receive().items()}
@@ -404,19 +395,12 @@ class _Comparison:
         rows = self._rows(table)
         canonical = Canonical(rows.schema, columns, self._house.types, filled)
         ours = canonical.checksums(rows, key)
-        different = sorted(bucket for bucket in ours.keys() | theirs.keys() if ours.get(bucket) != theirs.get(bucket))
-        differences: list[Difference] = []
-        if different and self._max_keys:
-            chosen = different[: self._max_keys]  # each bucket has at least one key that differs
-            self._server.send({"rows": _name(table), "buckets": chosen, **request})
-            found = canonical.rows(rows, key, chosen)
-            differences = _differences(key, found, self._server.receive())[: self._max_keys]
         return TableResult(
             table,
             server_rows=sum(count for count, _ in theirs.values()),
             replica_rows=sum(count for count, _ in ours.values()),
-            is_equal=not different,
-            differences=differences,
+            is_equal=ours == theirs,
+            differences=Sides(self._server, _name(table), canonical, rows, key).differences(ours, theirs, self._max_keys),
         )
 
     def _renew(self, table: Table) -> None:
@@ -470,22 +454,3 @@ class _Comparison:
 def _name(table: Table) -> list[str]:
     """Return the name that the table has on the server."""
     return [table.now.schema, table.now.name]
-
-
-def _differences(key: Sequence[str], ours: Collection[Sequence[Any]], theirs: Collection[Sequence[Any]]) -> list[Difference]:
-    """Return the differences of two lists of rows, each with a key and a checksum, ordered by key."""
-    sides: list[dict[tuple[Any, ...], Counter[str]]] = []
-    for rows in (ours, theirs):
-        side: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
-        for row in rows:
-            side[tuple(row[:-1])][row[-1]] += 1
-        sides.append(side)
-    here, there = sides
-    found = []
-    for values in sorted(here.keys() | there.keys(), key=lambda values: tuple((len(v or ""), v or "") for v in values)):
-        mine, wanted = here.get(values, Counter()), there.get(values, Counter())
-        if mine != wanted:
-            difference = mine.total() - wanted.total()
-            kind = "changed" if difference == 0 else "missing" if difference < 0 else "surplus"
-            found.append(Difference(kind, dict(zip(key, values, strict=True))))
-    return found

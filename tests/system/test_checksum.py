@@ -101,6 +101,10 @@ def test_checksums_are_what_is_documented(pg: postgres.Cluster) -> None:
         connection.execute("delete from t")
         found = ask({"rows": ["public", "t"], "key": ["id"], "buckets": [md5("1")[:3], md5("3")[:3]]})
         assert sorted(found) == [[key, md5(key, *rows[key])] for key in ("1", "3")]
+        parts = ask({"buckets": ["public", "t"], "key": ["id"], "within": [md5("1")[:3], md5("3")[:3]]})
+        assert parts == {md5(key)[:6]: expected[md5(key)[:3]] for key in ("1", "3")}
+        found = ask({"rows": ["public", "t"], "key": ["id"], "buckets": [md5("3")[:6], md5("1")[:5] + "-"]})
+        assert found == [["3", md5("3", *rows["3"])]]
         assert ask({"begin": [["public", "t"]], "publications": []})["tables"]
         assert ask({"buckets": ["public", "t"], "key": ["id"]}) == {}
         assert ask.end() == (0, "")
