@@ -174,7 +174,8 @@ def test_every_change_is_there_once(copied: InitialCopy) -> None:
         if warehouse.format.keeps_replicas:
             assert (taken[0]["_cdc_epoch"], taken[0]["_cdc_end_lsn"]) == (epoch.number, epoch.start_lsn)
             assert len(taken) == 5000
-            assert {r["_cdc_ordinal"] for r in taken} != set(range(5000)), "one chunk: nothing was cut"
+            files = warehouse.changelog(Table("public", "many"))
+            assert any(files.glob("part-000001-*.parquet")), "one chunk: nothing was cut"
 
 
 def test_a_value_is_the_same_from_the_snapshot_and_from_the_stream(copied: InitialCopy) -> None:
