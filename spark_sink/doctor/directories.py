@@ -55,8 +55,8 @@ class Directory:
     free_bytes: int
     free_files: int | None = None
     """How many more files the file system allows; None if it has no limit."""
-    clock_ahead_s: float = 0.0
-    """How far the clock of the file system is ahead of this machine's."""
+    clock_ahead_s: float | None = None
+    """How far the clock of the file system is ahead of this machine's; None if no file could be written."""
 
     @property
     def is_there(self) -> bool:
@@ -70,7 +70,7 @@ def probe(what: str, path: Path) -> Directory:
     probed = next(each for each in (path, *path.parents) if os.path.lexists(each))
     is_directory = probed.is_dir()
     failures: dict[str, str] = {}
-    ahead = _try(probed, failures) if is_directory else 0.0
+    ahead = _try(probed, failures) if is_directory else None
     try:
         mounts = parse_mounts(_MOUNTS.read_text(errors="replace"))
     except OSError:  # no /proc
@@ -95,11 +95,11 @@ def _free_files(directory: Path) -> int | None:
     return found.f_favail if found.f_files else None
 
 
-def _try(directory: Path, failures: dict[str, str]) -> float:
-    """Write, sync, lock, link and rename files. Returns how far the clock of the file system is ahead."""
+def _try(directory: Path, failures: dict[str, str]) -> float | None:
+    """Write, sync, lock, link and rename files. Returns how far the clock of the file system is ahead; None without a file."""
     name = directory / f"{TEMPORARY_PREFIX}doctor-{secrets.token_hex(8)}"
     link, renamed = name.with_suffix(".link"), name.with_suffix(".renamed")
-    ahead = 0.0
+    ahead: float | None = None
     try:
         before = time.time()
         with _noting(failures, "write"):
@@ -217,7 +217,8 @@ def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = N
 
 def clock(found: Directory) -> Iterator[Verdict]:
     """Judge whether file times follow this machine's clock. Old files are deleted by these times."""
-    yield from judge_clock(found.what, found.clock_ahead_s)
+    if found.clock_ahead_s is not None:
+        yield from judge_clock(found.what, found.clock_ahead_s)
 
 
 def judge_clock(where: str, ahead_s: float) -> Iterator[Verdict]:

@@ -192,7 +192,7 @@ def test_no_space_is_known_where_there_is_no_directory() -> None:
 
 
 def test_clocks_of_file_systems() -> None:
-    judge(directories.clock(directory()), "ok the clock of warehouse")
+    judge(directories.clock(directory(clock_ahead_s=0.5)), "ok the clock of warehouse")
     judge(directories.clock(directory(clock_ahead_s=-90.0)), "warning the clock of warehouse is 90 s behind … by their age")
     judge(directories.clock(directory(clock_ahead_s=7200.0)), "warning the clock of warehouse is 2 h ahead of")
 
@@ -208,6 +208,7 @@ def test_a_directory_is_tried(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     found = directories.probe("staging", tmp_path / "mine/below")
     assert (found.probed, found.is_directory) == (tmp_path / "mine", False)
+    judge(directories.clock(found))
 
 
 def refuse(*_: Any) -> None:
@@ -239,6 +240,7 @@ def test_a_file_system_that_is_mounted_read_only_is_a_finding(monkeypatch: pytes
         patch.setattr(Path, "unlink", refuse_all)
         found = directories.probe("warehouse", tmp_path)
     judge(directories.place(found), "error … is not writable: Read-only file system")
+    judge(directories.clock(found))  # no file has told its time
 
 
 def test_a_lock_that_is_granted_twice_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
