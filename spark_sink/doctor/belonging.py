@@ -12,7 +12,7 @@ from cdcpipe.errors import CdcpipeError
 from cdcpipe.sql import quote_literal
 from spark_sink.files.places import name
 from spark_sink.staging.log import has_log, list_epochs
-from spark_sink.warehouse.belonging import check_belonging
+from spark_sink.warehouse.belonging import check_belonging, fed_tables
 from spark_sink.warehouse.initial_copy import oldest_copy_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 
@@ -34,16 +34,28 @@ class Begun:
 
 
 def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterator[Verdict]:
-    """Judge whether ``run`` accepts the three. Reads the small files with which each side records the other."""
+    """Judge whether ``run`` accepts the three. Reads the small files with which each side records the other.
+
+    Only the launcher compares tables whose log is not there with the slot (launcher/continuity.py).
+    """
     try:
         house = Warehouse(root, table_format)
         if house.exists:
             house = Warehouse.existing(root)  # with the choices of its first run
         check_belonging(house, staging, slot)
+        tables = None if has_log(staging) else fed_tables(house, staging)
     except CdcpipeError as ex:
         yield error(ex.message, _WHY, ex.hint or "give the directories of this slot")
-    else:
+        return
+    if tables is None:
         yield ok(f"{house.name} and {staging} {'belong together' if house.exists else 'can be used together'}")
+    else:
+        yield warning(
+            f"{staging} has no log, and the tables in {house.name} are at {tables.at}",
+            "if the slot is beyond that, changes may be missing, and run refuses to start",
+            "give the staging directory that has their log; if it is lost, start with --on-gap resnapshot, which copies all tables"
+            " anew if there is a gap",
+        )
 
 
 def begin(

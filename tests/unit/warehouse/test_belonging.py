@@ -174,6 +174,18 @@ def test_the_doctor_says_the_same(made: Path) -> None:
     assert new.message.endswith("can be used together")
 
 
+def test_the_doctor_does_not_approve_of_tables_whose_log_is_lost(made: Path) -> None:
+    """It does not compare them with the slot, and run refuses to start if the slot is beyond them."""
+    shutil.rmtree(made / "staging")
+    (lost,) = doctor.together(made / "warehouse", "delta", made / "staging", "s")
+    assert (lost.level, f"are at {doctor_position(made)}" in lost.message) == ("warning", True)
+    assert "start with --on-gap resnapshot" in (lost.fix or "")
+    house = Warehouse(made / "new", "delta")
+    house.open(Epoch(1, "7123456789", 1, "db", "s", ("p",), {}, 0))  # a first run that was killed before its first table
+    (new,) = doctor.together(made / "new", "delta", made / "new-staging", "s")
+    assert new.level == "ok"
+
+
 LOST = slot(wal_status="lost")
 
 
