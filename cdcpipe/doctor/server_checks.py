@@ -12,7 +12,7 @@ from cdcpipe.config import CREATE_TIMEOUT_S
 from cdcpipe.ddl.script import TRIGGERS
 from cdcpipe.doctor.facts import Facts, Server, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
-from cdcpipe.doctor.words import lost, names_in, set_globally
+from cdcpipe.doctor.words import EVENT_TRIGGERS_ON, lost, names_in, set_globally
 from cdcpipe.libpq.connection_hints import GENERAL_HINT
 from cdcpipe.libpq.server_errors import NO_REPLICATION
 from cdcpipe.replication.server import allows_decoding
@@ -404,6 +404,8 @@ def ddl_capture(facts: Facts) -> Iterator[Verdict]:
             "the stream tells of some DDL and not of all",
             "cdcpipe ddl install",
         )
+    elif facts.server.settings.get("event_triggers") == "off":
+        yield warning("event_triggers is off", "no event trigger fires, so the stream tells of no DDL", EVENT_TRIGGERS_ON)
     else:
         yield ok("DDL is captured")
 

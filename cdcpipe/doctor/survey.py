@@ -25,6 +25,7 @@ __all__ = ["survey"]
 
 _SETTINGS = (
     "effective_wal_level",
+    "event_triggers",
     "hot_standby_feedback",
     "idle_replication_slot_timeout",
     "max_replication_slots",

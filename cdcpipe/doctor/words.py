@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cdcpipe.replication.slots import Slot
 from cdcpipe.sql import quote_literal
 
-__all__ = ["lost", "names_in", "set_globally"]
+__all__ = ["EVENT_TRIGGERS_ON", "lost", "names_in", "set_globally"]
+
+EVENT_TRIGGERS_ON: Final = (
+    "ALTER SYSTEM RESET event_triggers; SELECT pg_reload_conf(), or ALTER DATABASE … RESET event_triggers; then cdcpipe ddl install"
+)
+"""What mends ``event_triggers = off``. The installation tells a stream's reader that DDL was not captured before."""
 
 
 def set_globally(setting: str, *values: object, restart: bool = False) -> str:

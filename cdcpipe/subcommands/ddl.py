@@ -17,6 +17,7 @@ from cdcpipe import sqlstate
 from cdcpipe.catalog_sql import published
 from cdcpipe.ddl import script
 from cdcpipe.doctor.findings import Finding, Verdict, error, named, ok, warning
+from cdcpipe.doctor.words import EVENT_TRIGGERS_ON
 from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
@@ -237,8 +238,7 @@ def _examine_triggers(found: Installed) -> Iterator[Verdict]:
 def _examine_server(connection: Connection) -> Iterator[Verdict]:
     ((setting,),) = connection.execute("SELECT current_setting('event_triggers', true)")
     if setting == "off":
-        fix = "ALTER SYSTEM RESET event_triggers; SELECT pg_reload_conf(), or ALTER DATABASE … RESET event_triggers"
-        yield error("event_triggers is off", "no event trigger fires", fix)
+        yield error("event_triggers is off", "no event trigger fires", EVENT_TRIGGERS_ON)
     if problem := decoding_problem(connection):
         message, fix = problem
         yield warning(message, "there is no stream that the messages could be in", fix)
@@ -254,4 +254,4 @@ def _examine_publications(connection: Connection, publications: Sequence[str]) -
             yield error("it does not exist", "nothing is streamed", "CREATE PUBLICATION …", subject=name)
         else:
             ((tables,),) = connection.execute(f"SELECT count(*) FROM {published([name], connection.server_version)} t")
-            yield ok(f"DDL on its {counted(int(tables or 0), 'table')} is captured", subject=name)
+            yield ok(f"it has {counted(int(tables or 0), 'table')}", subject=name)

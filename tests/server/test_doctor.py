@@ -108,6 +108,10 @@ def test_ddl_capture_in_part(any_pg: postgres.Cluster) -> None:
         assert of(diagnose(database), "server.ddl_capture") == []
         connection.execute(script.install("cdcpipe", script.Settings()))
         assert of(diagnose(database), "server.ddl_capture")[0].level == "ok"
+        if any_pg.version_num >= 170000:
+            connection.execute(f'alter database "{database.name}" set event_triggers = off')
+            assert "event_triggers is off" in of(diagnose(database), "server.ddl_capture")[0].message
+            connection.execute(f'alter database "{database.name}" reset event_triggers')
         connection.execute("alter event trigger cdcpipe_sql_drop disable")
         assert "cdcpipe_sql_drop" in of(diagnose(database), "server.ddl_capture")[0].message
 

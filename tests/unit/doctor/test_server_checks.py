@@ -302,6 +302,8 @@ def test_ddl_capture() -> None:
     whole = dict.fromkeys(TRIGGERS, "A")
     judge(server_checks.ddl_capture, facts())
     judge(server_checks.ddl_capture, facts(ddl_triggers=whole), "ok DDL is captured")
+    off = facts(ddl_triggers=whole, server=server({"event_triggers": "off"}))
+    judge(server_checks.ddl_capture, off, "warning event_triggers is off … no DDL … then cdcpipe ddl install")
     expected = "warning cdcpipe_sql_drop is missing … of some DDL and not of all … cdcpipe ddl install"
     judge(server_checks.ddl_capture, facts(ddl_triggers=whole | {"cdcpipe_sql_drop": "D"}), expected)
     others = {name: state for name, state in whole.items() if name != "cdcpipe_sql_drop"}
