@@ -54,7 +54,9 @@ WAITING: Final = Metric("cdcpipe_tables_waiting", "gauge", "Tables that wait for
 SNAPSHOT_TABLES: Final = Metric(
     "cdcpipe_snapshot_tables", "gauge", "Tables of the initial snapshot: state all, and state done.", ("state",)
 )
-SNAPSHOT_ROWS: Final = Metric("cdcpipe_snapshot_rows", "gauge", "Rows that the initial snapshot has copied in this run.")
+SNAPSHOT_ROWS: Final = Metric(
+    "cdcpipe_snapshot_rows", "gauge", "Rows that the initial snapshot has read in this run, also for a copy that was lost."
+)
 
 LAND: Final = (
     PIPELINE,

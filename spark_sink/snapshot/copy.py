@@ -82,7 +82,7 @@ _FOLLOW_POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """How far a snapshot is. Rows and chunks count only those of this run."""
+    """How far a snapshot is. Rows and chunks are those that this run has read, also for a snapshot that was lost."""
 
     tables: int = 0
     tables_done: int = 0
@@ -246,7 +246,7 @@ class Snapshot:
         losses = rewrites = 0
         while True:
             try:
-                rewritten = self._copy_round(is_first=losses + rewrites == 0)
+                rewritten = self._copy_round()
             except CdcpipeError as ex:
                 losses += 1
                 # A standby keeps its snapshots when it is promoted: the first one may only be from before that.
@@ -278,7 +278,7 @@ class Snapshot:
         places.remove_tree(self._scratch)
         when_back(lambda: self._take(lambda: self._stopping), lambda: self._stopping)
 
-    def _copy_round(self, *, is_first: bool) -> list[Table]:
+    def _copy_round(self) -> list[Table]:
         """Copy the tables that are not copied yet; return those that need another snapshot."""
         export = self._export
         assert export is not None
@@ -290,6 +290,7 @@ class Snapshot:
         copied.record(self.config.staging, int(export.consistent_point))
         homes = Homes(self.warehouse)
         wanted = self._choose(plan, homes)
+        rows, chunks = self._counts
         copying = Copying(
             spark=self._spark,
             warehouse=self.warehouse,
@@ -299,8 +300,8 @@ class Snapshot:
             position=self._position(int(export.consistent_point)),
             time_us=plan.time_us,
             is_utf8=plan.is_utf8,
-            rows=self._counts[0],
-            chunks=self._counts[1],
+            rows=rows,
+            chunks=chunks,
             leave_out=self._leave_out,
             is_stopping=lambda: self._stopping,
             lock=TableLock(self.warehouse.local_root(self.config.staging)),
@@ -308,10 +309,9 @@ class Snapshot:
         if self.waits_for_names:
             for each in wanted:
                 homes.check(each.relation, copying.position.lsn)
-        if is_first:
-            self._tables = len(wanted)
-            self._row_estimate = sum(table.row_estimate for table in wanted)
-        self._chunks += sum(len(table.chunks) for table in wanted)
+        self._tables = len(self.copied) + len(wanted)
+        self._row_estimate = rows.value + sum(table.row_estimate for table in wanted)
+        self._chunks = chunks.value + sum(len(table.chunks) for table in wanted)
         self._is_begun = True
         rewritten = []
 

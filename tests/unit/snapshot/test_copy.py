@@ -13,13 +13,18 @@ from cdcpipe.lsn import LSN
 from spark_sink.client.exported import SnapshotError
 from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
+from spark_sink.schema.table import Table
 from spark_sink.snapshot import copy as module
 from spark_sink.snapshot.copy import Snapshot
+from spark_sink.snapshot.homes import Homes
+from spark_sink.snapshot.plan import Chunk, Plan, StaleSnapshotError, TablePlan
+from spark_sink.snapshot.table import Copying
 from spark_sink.spark import jobs
 from spark_sink.staging import copied
 from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse.warehouse import Warehouse
 from support.given_sessions import given_session
+from support.segments import relation
 from support.waiting import DEADLINE_S
 
 
@@ -81,7 +86,8 @@ class Round:
         made: Any = Snapshot(LauncherConfig("slot", self.staging), house, "snapshot", 1, 0.0)
         self.prepared = replace(Prepared(180000, "7123", 1, "shop", LSN(0x200), LSN(0), ()), **server)
         made._export = SimpleNamespace(connection={}, prepared=self.prepared, name="x", consistent_point=0x200)
-        made._spark, made._counts, made._epochs = SimpleNamespace(), (0, 0), [FIRST]
+        made._spark, made._epochs = SimpleNamespace(), [FIRST]
+        made._counts = SimpleNamespace(value=0), SimpleNamespace(value=0)
         made._plan = lambda *_: SimpleNamespace(time_us=0, is_utf8=True)
         made._choose = lambda *_: []
         self.snapshot = made
@@ -93,7 +99,7 @@ class Round:
     def copy(self, *looks: list[Epoch]) -> dict[str, int]:
         """Return the position of the copy."""
         self.looks = list(looks)
-        assert self.snapshot._copy_round(is_first=True) == []
+        assert self.snapshot._copy_round() == []
         position: dict[str, int] = json.loads((self.snapshot._scratch / "position.json").read_text())
         return position
 
@@ -175,3 +181,43 @@ def test_a_snapshot_from_before_a_promotion_is_taken_again_once(
             made.snapshot._copy()
     assert taken == [later]
     assert [lsn for lsn, _ in made.recorded] == ([0x200] if later else [])
+
+
+def test_the_totals_are_what_was_read_and_what_is_left_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first snapshot is lost before the tables are known, and table b is rewritten while the second one is copied."""
+    made, seen = Round(tmp_path, monkeypatch), []
+    made.looks = [[FIRST, SECOND]]
+    snapshot, sizes = made.snapshot, {"a": 3, "b": 5}
+    snapshot.tables_at_once = 1
+    snapshot._jobs = SimpleNamespace(include_mine=lambda _: None)
+    snapshot._export.is_lost = lambda _: False
+
+    def take_another() -> None:
+        snapshot._export.prepared = replace(made.prepared, **PROMOTED)
+
+    def choose(_plan: Plan, homes: Homes) -> list[TablePlan]:
+        tables = [
+            TablePlan(relation(number, name, ("id", 23)), (1,), (), None, (Chunk(number, name, 1, 0, None, 0),) * size, 10 * size)
+            for number, (name, size) in enumerate(sizes.items())
+        ]
+        return [each for each in tables if homes.of(each.relation) not in snapshot.copied]
+
+    def copy_table(_copying: Copying, plan: TablePlan, table: Table) -> int:
+        read = 2 if sizes["b"] == 5 and table.name == "b" else len(plan.chunks)
+        for count, each in zip(snapshot._counts, (10 * read, read), strict=True):
+            count.value += each
+        seen.append(snapshot.progress)
+        if read < len(plan.chunks):
+            sizes["b"] = 4
+            raise StaleSnapshotError("b was rewritten")
+        return 10 * read
+
+    snapshot._take_another, snapshot._choose = take_another, choose
+    monkeypatch.setattr(module, "copy_table", copy_table)
+    snapshot._copy()
+    assert [(each.tables, each.chunks, each.chunks_done, each.row_estimate, each.rows) for each in seen] == [
+        (2, 8, 2, 80, 20),
+        (2, 8, 5, 80, 50),
+        (2, 9, 9, 90, 90),
+    ]
+    assert snapshot.progress.tables_done == 2
