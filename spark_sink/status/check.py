@@ -209,9 +209,7 @@ def _judge_lag(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
     ladder, slot = found["ladder"], found["source"]["slot"]
     behind = "behind the log" if found["server"] is None else "behind"
     missing = [rung["rung"] for rung in ladder if rung["position"] is None and rung["rung"] != "sent"]
-    timed = [rung for rung in ladder if rung["behind_seconds"] is not None]
-    # Without a launcher, what the server sends does not come here.
-    seconds = [rung["behind_seconds"] for rung in timed if found["launcher"] is None or not _is_on_the_way(rung, ladder)]
+    seconds = [_seconds(rung, found) for rung in ladder if rung["behind_seconds"] is not None]
     sizes = [rung["behind_bytes"] for rung in ladder if rung["behind_bytes"] is not None]
     is_untimed = any(rung["behind_seconds"] is None and rung["behind_bytes"] for rung in ladder)
     if seconds:
@@ -224,6 +222,18 @@ def _judge_lag(alert: Alert, found: Mapping[str, Any], limits: Limits) -> None:
         alert.add(State.UNKNOWN, f"nobody knows how far {', '.join(missing)} is")
     elif limits.lag_s and (is_untimed or not seconds):
         alert.add(State.UNKNOWN, "nobody knows for how long it has been behind")
+
+
+def _seconds(rung: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """Return for how long a stage is known to be behind.
+
+    Of the changes that have just been sent, those count that have come, for as long as they have waited to be sealed. Without a
+    launcher, what the server sends does not come here.
+    """
+    seconds: float = rung["behind_seconds"]
+    if found["launcher"] is None or not _is_on_the_way(rung, found["ladder"]):
+        return seconds
+    return min(seconds, found["epochs"][-1]["open_seconds"] or 0.0)
 
 
 def _is_on_the_way(rung: Mapping[str, Any], ladder: list[Mapping[str, Any]]) -> bool:

@@ -7,6 +7,7 @@ no Java. The JSON object is a contract (docs/spark/operate.md): its keys stay.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ def describe(
                 "start_lsn": format_lsn(epoch.start_lsn),
                 "segments": sum(segment.epoch == epoch.number for segment in segments),
                 "size": sum(sizes[segment.path] for segment in segments if segment.epoch == epoch.number),
-                "open_size": _open_size(epoch_directory(root, epoch.number)),
+                **_open(epoch_directory(root, epoch.number), now),
             }
             for epoch in epochs
         ],
@@ -240,8 +241,18 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _open_size(directory: Path) -> int:
-    return sum(_size(path) for path in directory.glob("*.open"))
+def _open(directory: Path, now: float) -> dict[str, Any]:
+    """Return the size of an epoch's open segments, and for how long nothing was written to the one that has rested longest.
+
+    Several are open if they wait for the disk.
+    """
+    size, written_at = 0, []
+    for path in directory.glob("*.open"):
+        with suppress(FileNotFoundError):  # sealed at this moment
+            found = path.stat()
+            size += found.st_size
+            written_at.append(found.st_mtime)
+    return {"open_size": size, "open_seconds": round(max(0.0, now - min(written_at)), 3) if written_at else None}
 
 
 def _size(path: Path) -> int:

@@ -41,6 +41,7 @@ def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "gaps": [],
         "waiting": [],
         "ladder": list(ladder) or BEHIND,
+        "epochs": [{"open_seconds": None}],
     }
     return known | changes
 
@@ -136,6 +137,18 @@ CASES = [
         OK,
         "70 B of WAL behind",
         id="what is missing has been sent",
+    ),
+    pytest.param(
+        found(
+            rung("server"),
+            rung("sent", 5, 9e4, at_most=True),
+            rung("sealed", 70, 9e4, at_most=True),
+            epochs=[{"open_seconds": None}, {"open_seconds": 80.0}],
+        ),
+        Limits(lag_s=S60_300),
+        WARNING,
+        "80 s behind (limit 60 s)",
+        id="what is missing has come, and the disk does not take it",
     ),
     pytest.param(
         found(rung("server"), rung("sent", 1 << 30, 9e4, at_most=True), rung("sealed", 1 << 30, 9e4, at_most=True)),

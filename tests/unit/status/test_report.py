@@ -1,6 +1,8 @@
 """`describe`: what status says of the server and the log together."""
 
 import json
+import os
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,20 @@ def test_the_launcher_has_the_documented_fields(pipeline: Path) -> None:
     with closing(StagingLock(pipeline / "staging")):
         assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
     assert status(pipeline)["launcher"] is None
+
+
+def test_for_how_long_open_segments_have_waited(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several are open if they wait for the disk. The one with the oldest changes tells."""
+    epoch = status(pipeline)["epochs"][-1]
+    assert (epoch["open_size"], epoch["open_seconds"]) == (0, None)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for name, age_s in (("1300.open", 580), ("1400.open", 7)):
+        path = pipeline / "staging/000001" / name
+        path.write_bytes(b"data")
+        os.utime(path, (now - age_s, now - age_s))
+    epoch = status(pipeline)["epochs"][-1]
+    assert (epoch["open_size"], round(epoch["open_seconds"])) == (8, 580)
 
 
 def test_an_account_of_segments_that_are_not_there_says_nothing(pipeline: Path) -> None:
