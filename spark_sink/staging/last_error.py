@@ -1,8 +1,10 @@
 """Keeps the error of the last `run` or `land` in the staging directory, for ``cdcpipe-spark status``. No pyspark.
 
-The error stays there until a `run` or `land` ends without an error. Its time shows whether it is older than the launcher that runs
-now. While the directory's lock is held, nothing is recorded: the error of a second `run` that is refused must not look like an
-error of the first, which may be in the same process. So a command records its error after it has released the lock.
+The error stays there until a `run` or `land` ends without an error. A launcher that is killed leaves the error of an earlier one
+there. So compare its time with that of the last start, which the lock file keeps (lock.py).
+
+While the directory's lock is held, nothing is recorded: the error of a second `run` that is refused must not look like an error of
+the first, which may be in the same process. So a command records its error after it has released the lock.
 
 `note` and `clear` raise no error of the system: such an error would hide the command's own result.
 """

@@ -163,11 +163,14 @@ def moved_slot(found: Mapping[str, Any]) -> str:
 
 
 def _judge_ending(alert: Alert, found: Mapping[str, Any]) -> None:
-    """Add a finding if an error ended the launcher. Without an error the stop may be intended: then the lag is judged."""
-    error = found["last_error"]
+    """Add a finding if an error ended the launcher. Without an error the stop may be intended: then the lag is judged.
+
+    An error from before the last start ended an earlier launcher. If the last one was killed, it recorded nothing.
+    """
+    error, start = found["last_error"], found["last_start"]
     if found["launcher"] is not None:
         return
-    if error is not None:
+    if error is not None and (start is None or error["time"] >= start):
         alert.add(State.CRITICAL, f"cdcpipe-spark {error['command']} ended at {error['time']}: {error['message']}")
     elif found["server"] is None and found["server_error"] is None:
         alert.add(State.WARNING, "no launcher is running")

@@ -18,7 +18,7 @@ from spark_sink.files.places import map_reads
 from spark_sink.schema.table import MESSAGES, mergeable_lsn, replica_begin
 from spark_sink.staging import account, last_error
 from spark_sink.staging.commit_times import CommitTimes
-from spark_sink.staging.lock import lock_owner
+from spark_sink.staging.lock import lock_owner, read_owner
 from spark_sink.staging.log import Position, epoch_directory, read_chain, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
@@ -72,6 +72,7 @@ def describe(
         "staging": str(root),
         "warehouse": None if tables is None else tables.house.name,
         "launcher": None if owner is None else {key: owner[key] for key in owner if key != "token"},
+        "last_start": read_owner(root / "lock").get("since"),
         "last_error": last_error.read(root),
         "source": None
         if not epochs

@@ -104,7 +104,7 @@ def _alerts(found: Mapping[str, Any], columns: int) -> list[_Line]:
     findings = [(state, words) for state, words in judge(found, Limits()).worst_first if state is not State.OK]
     error = found["last_error"]
     if error is not None and not any(error["message"] in words for _, words in findings):
-        findings.append((State.WARNING, f"last error: {error['message']}"))
+        findings.append((State.WARNING, f"last error, {error['time']}: {error['message']}"))
     return [
         _Line(line, _STATES[state])
         for state, words in findings

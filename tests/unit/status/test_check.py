@@ -31,6 +31,7 @@ def found(*ladder: dict[str, Any], **changes: Any) -> dict[str, Any]:
     known: dict[str, Any] = {
         "staging": "/srv/staging",
         "launcher": {"pid": 1},
+        "last_start": "2026-03-01T11:00:00Z",
         "last_error": None,
         "source": {"slot": "shop_cdc"},
         "server": SERVER,
@@ -127,6 +128,16 @@ CASES = [
     pytest.param(found(server=None), Limits(), OK, "10.0 KiB of WAL behind the log", id="without a server and limits"),
     pytest.param(found(launcher=None, last_error=ERROR), Limits(), CRITICAL, "run ended at 2026", id="ended with an error"),
     pytest.param(found(last_error=ERROR), Limits(), OK, "75 s", id="an error, and a launcher since then"),
+    pytest.param(
+        found(launcher=None, last_error=ERROR, last_start="2026-03-01T12:00:01Z"),
+        Limits(lag_s=Limit(100.0)),
+        OK,
+        "75 s",
+        id="an error, and a launcher since then, which was killed",
+    ),
+    pytest.param(
+        found(launcher=None, last_error=ERROR, last_start=None), Limits(), CRITICAL, "run ended at 2026", id="an unsigned lock"
+    ),
     pytest.param(found(rung("sealed"), rung("changelog", None, None)), Limits(lag_s=S60), UNKNOWN, "changelog", id="no tables yet"),
     pytest.param(found(rung("sealed"), rung("changelog", None, None)), Limits(), OK, "0 s behind", id="no tables, no limit"),
     pytest.param(found(rung("server"), rung("sent", None, None)), Limits(lag_s=S60), OK, "0 s behind", id="nobody streams"),

@@ -74,8 +74,10 @@ def test_a_slot_that_is_beyond_the_account_was_moved(pipeline: Path) -> None:
 
 def test_the_launcher_has_the_documented_fields(pipeline: Path) -> None:
     with closing(StagingLock(pipeline / "staging")):
-        assert list(status(pipeline)["launcher"]) == ["pid", "host", "since"]
-    assert status(pipeline)["launcher"] is None
+        launcher = status(pipeline)["launcher"]
+        assert list(launcher) == ["pid", "host", "since"]
+    ended = status(pipeline)
+    assert (ended["launcher"], ended["last_start"]) == (None, launcher["since"])
 
 
 def test_for_how_long_open_segments_have_waited(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:

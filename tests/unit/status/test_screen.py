@@ -41,6 +41,7 @@ def found(tables: int = 40, **other: Any) -> dict[str, Any]:
         "staging": "/data/staging",
         "warehouse": "warehouse",
         "launcher": None,
+        "last_start": TIME,
         "last_error": None,
         "source": {"system_id": "7", "timeline": 1, "database": "shop", "slot": "shop_cdc", "publications": ["shop"]},
         "server": None,
