@@ -125,8 +125,9 @@ class RunMetrics(LandMetrics):
             yield metrics.SNAPSHOT_ROWS.reading(snapshot.rows)
         if runner.has_open_gap is not None:
             yield metrics.GAP_OPEN.reading(runner.has_open_gap)
-        if running is not None:
+        if runner.waiting is not None:
             yield metrics.WAITING.reading(runner.waiting)
+        if running is not None:
             yield metrics.MESSAGES.reading(running.progress.messages)
             yield metrics.BATCHES.reading(running.batches)
             yield metrics.MERGES.reading(running.merges)

@@ -131,10 +131,13 @@ class Follower:
     def record(self, table: Table, position: Position, after_lsn: int = 0) -> None:
         """Record that a changelog has reached a position, with changes after ``after_lsn``.
 
-        A replica that had everything before has all up to there: other tables have had the changes since its last one.
+        A replica that had everything before has all up to there: other tables have had the changes since its last one. A table
+        that has no key has no replica: nothing is recorded.
         """
-        is_new = table not in self._reached and table not in self._begins
+        is_new = table not in self._reached and self._begins.get(table) is None
         begin = replica_begin(self._warehouse.versions(table)) if is_new else None
+        if is_new and begin is None:
+            return
         with self._lock:
             if is_new:
                 self._begins[table] = begin

@@ -166,9 +166,9 @@ class Runner(Background):
         return self._is_complete
 
     @property
-    def waiting(self) -> int:
-        """How many tables wait for a copy of their rows, as the healer last saw."""
-        return 0 if self._healer is None else self._healer.waiting
+    def waiting(self) -> int | None:
+        """How many tables wait for a copy of their rows, as the healer last saw; None before its first look."""
+        return None if self._healer is None else self._healer.waiting
 
     @property
     def progress(self) -> RunProgress:

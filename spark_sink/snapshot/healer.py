@@ -139,9 +139,9 @@ class Healer:
         self._thread.join_if_started()
 
     @property
-    def waiting(self) -> int:
-        """How many tables waited when the healer last looked. Any thread may ask."""
-        return 0 if self._known is None else len(self._known[2])
+    def waiting(self) -> int | None:
+        """How many tables waited when the healer last looked; None before its first look. Any thread may ask."""
+        return None if self._known is None else len(self._known[2])
 
     def check(self) -> None:
         """Raise ExcludedColumnError if the healer has found a published column that is to stay on the server."""

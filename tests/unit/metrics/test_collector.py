@@ -9,7 +9,7 @@ import pytest
 
 from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.exposition import Address
-from cdcpipe.measures import POSITION, Metric
+from cdcpipe.measures import POSITION, Histogram, Metric
 from spark_sink.client.slot_monitor import SlotMonitor, SlotReport
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
@@ -66,6 +66,17 @@ def test_what_was_not_asked_yet_is_not_told(tmp_path: Path) -> None:
     config = LauncherConfig("s", tmp_path, ("p",))
     found = read(LandMetrics(Launcher(config), SlotMonitor(config.connection, config.slot)))
     assert table.SERVER_UP not in {metric for metric, _ in found}
+
+
+def test_how_many_tables_wait_is_not_told_before_the_healer_has_looked(tmp_path: Path) -> None:
+    """It looks after the copies of a gap, which may take hours. The metric was 0 meanwhile, while `status` named the tables."""
+    made: Any = runner.Runner(RunConfig(LauncherConfig("s", tmp_path / "staging", ("p",)), tmp_path / "warehouse"))
+    progress = SimpleNamespace(position=None, messages=0)
+    made.pipeline = SimpleNamespace(progress=progress, batches=Histogram(), merges=Histogram(), changes={})
+    for waiting in (None, 2):
+        made._healer = SimpleNamespace(waiting=waiting)
+        told = [value for (metric, _), value in read(RunMetrics(made)).items() if metric is table.WAITING]
+        assert told == ([] if waiting is None else [waiting])
 
 
 def test_an_address_at_which_nothing_can_listen_is_the_last_error(tmp_path: Path) -> None:

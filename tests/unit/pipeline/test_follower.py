@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,15 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> Merges:
     return made
 
 
-def make(merges: Merges, tmp_path: Path, interval_s: float | None) -> Follower:
+def make(merges: Merges, tmp_path: Path, interval_s: float | None, tables: Iterable[Table] = (A, B)) -> Follower:
+    """Return a follower. The tables have a key."""
     spark: Any = None
     names: Any = merges
-    merges.lock = TableLock(tmp_path)
-    return Follower(spark, Warehouse(tmp_path, "delta"), merges.lock, names, interval_s, merges.errors.append, Histogram())
+    merges.lock, house = TableLock(tmp_path), Warehouse(tmp_path, "delta")
+    for table in tables:
+        if not house.versions(table):
+            house.write_versions(table, [version(1, 0, ID)])
+    return Follower(spark, house, merges.lock, names, interval_s, merges.errors.append, Histogram())
 
 
 def test_a_round_brings_each_table_once_to_where_it_was_noted_last(merges: Merges, tmp_path: Path) -> None:
@@ -186,9 +191,9 @@ def test_an_error_ends_the_rounds_and_is_passed_on(merges: Merges, tmp_path: Pat
 
 
 def test_replicas_that_are_behind_are_found_in_the_tables(merges: Merges, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make(merges, tmp_path, 0)
-    house = Warehouse(tmp_path, "delta")
     even, behind, gone = A, B, Table("public", "c")
+    made = make(merges, tmp_path, 0, [gone])
+    house = Warehouse(tmp_path, "delta")
     reached = {house.changelog(even): 5, house.replica(even): 5, house.changelog(behind): 5, house.replica(behind): 4}
     reached |= {house.changelog(gone): 3}
     monkeypatch.setattr(Warehouse, "tables", lambda _self: [even, behind, gone, Table("public", "d")])
@@ -293,7 +298,8 @@ def test_a_replica_that_does_not_exist_yet_lacks_what_came_since_its_table_began
     made.record(B, Position(1, 5000))
     assert made.replicas() == {A: 999, B: 1999}
     made.catch_up()
-    assert {table: made.replicas()[table] for table in (A, B)} == {A: None, B: None}
+    assert made.replicas() == {A: None, B: None}
+    assert {table for table, _ in merges.done} == {A, B}
 
 
 def test_a_replica_of_a_quiet_table_lacks_only_what_has_come_since(

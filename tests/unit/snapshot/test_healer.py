@@ -141,7 +141,10 @@ def wait_for(server: Server, *tables: Table) -> None:
 def test_all_that_wait_are_copied_so_many_at_a_time(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     wait_for(server, C, A, D, B)
     copied: list[Table] = []
-    healer(server, on_copied=copied.extend).finish()
+    made = healer(server, on_copied=copied.extend)
+    assert made.waiting is None  # it has not looked yet
+    made.finish()
+    assert made.waiting == 0
     assert server.begun == [["public.a", "public.c", "public.d"], ["public.b"]]
     assert copied == [A, C, D, B]
     assert waiting(server.house) == []
