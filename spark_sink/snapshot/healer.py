@@ -70,6 +70,10 @@ _LOCKED: Final = (
     "look for a lock: SELECT pid, pg_blocking_pids(pid), query FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0;"
     " run will try the copy again by itself"
 )
+_AGAIN: Final = "trying again"
+_ALONE: Final = "each of them is tried alone now"
+_NEXT_RUN: Final = "the next run tries again"
+"""What comes after a failure, in words."""
 _TICK_S: Final = 1.0
 _WAIT_S: Final = 0.2
 _STALLED_S: Final = 1800.0
@@ -168,7 +172,7 @@ class Healer:
 
         Call this once the launcher has ended. Raises ExcludedColumnError if a column is published that is to stay on the server.
         """
-        with self._busy, self._forgiving():
+        with self._busy, self._forgiving(_NEXT_RUN):
             self._look(0.0)
             tried: set[Table] = set()
             while not self._is_interrupted():
@@ -177,11 +181,11 @@ class Healer:
                 tables = self._choose(waiting)
                 if not tables:
                     return
-                self._copy(tables, follow_s=0.0)
+                self._copy(tables, follow_s=0.0, then=_ALONE if len(tables) > 1 else _NEXT_RUN)
                 left = {each.table for each in self._waiting()} & set(tables)
                 for table in sorted(left) if len(tables) > 1 else ():
                     if not self._is_interrupted():
-                        self._copy([table], follow_s=0.0)
+                        self._copy([table], follow_s=0.0, then=_NEXT_RUN)
                 tried.update(tables)
 
     # --- the thread ---
@@ -220,8 +224,8 @@ class Healer:
         return self._schedule.choose(waiting, time.time(), here.tm_hour * 60 + here.tm_min)
 
     @contextmanager
-    def _forgiving(self) -> Iterator[None]:
-        """Turn an error into a warning: tables that wait keep waiting, and the stream goes on."""
+    def _forgiving(self, then: str = _AGAIN) -> Iterator[None]:
+        """Turn an error into a warning: tables that wait keep waiting, and the stream goes on. ``then`` is what comes next."""
         try:
             yield
         except ExcludedColumnError:
@@ -229,7 +233,7 @@ class Healer:
         except Exception as ex:  # noqa: BLE001
             said = _said(ex)
             if self._told.is_news(said, time.monotonic()):
-                _logger.warning("cannot find out which tables need a copy, trying again: %s", said)
+                _logger.warning("cannot find out which tables need a copy, %s: %s", then, said)
 
     # --- the look at the catalog ---
 
@@ -293,10 +297,11 @@ class Healer:
 
     # --- the copy ---
 
-    def _copy(self, tables: Sequence[Table], follow_s: float = FOLLOW_S) -> None:
+    def _copy(self, tables: Sequence[Table], follow_s: float = FOLLOW_S, then: str | None = None) -> None:
         """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied.
 
-        ``follow_s`` is how long to wait for a launcher that does not read from this server yet.
+        ``follow_s`` is how long to wait for a launcher that does not read from this server yet. ``then`` is what comes after a
+        failure; None: they are tried again after a pause.
         """
         house = self._warehouse
         reasons = {each.table: each.why for each in wanted_copies.waiting(house) if each.table in tables}
@@ -333,7 +338,7 @@ class Healer:
         if copied:
             self._on_copied(copied)
         if failure is not None and not self._is_interrupted():
-            self._note_failure([table for table in tables if table not in snapshot.copied], failure)
+            self._note_failure([table for table in tables if table not in snapshot.copied], failure, then)
 
     def _wait_for(self, snapshot: TableSnapshot) -> None:
         """Wait for the copy. Raises its error, InterruptedError for a stop, SnapshotError if nothing is read any more."""
@@ -349,7 +354,7 @@ class Healer:
                 stalled = format_duration(_STALLED_S)
                 raise SnapshotError(f"nothing was read from the server for {stalled}", hint=_LOCKED)
 
-    def _note_failure(self, tables: Sequence[Table], failure: Exception) -> None:
+    def _note_failure(self, tables: Sequence[Table], failure: Exception, then: str | None) -> None:
         said, now = _said(failure), time.time()
         for table in tables:
             wanted_copies.record_failure(self._warehouse, table, said, now)
@@ -357,7 +362,7 @@ class Healer:
         failed = [each.failures for each in wanted_copies.waiting(self._warehouse) if each.table in tables]
         count = max((each.count for each in failed if each is not None), default=1)
         pause = format_duration(FAILURES.pause_s(count) or 0.0)
-        _logger.warning("not copied: %s; it is tried again in %s, and the stream goes on: %s", names, pause, said)
+        _logger.warning("not copied: %s; %s: %s", names, then or f"it is tried again in {pause}, and the stream goes on", said)
 
 
 def _said(ex: Exception) -> str:

@@ -161,8 +161,11 @@ def test_a_table_that_fails_keeps_no_other_waiting(server: Server, caplog: pytes
     [left] = waiting(server.house)
     assert left.failures is not None
     assert (left.table, left.failures.count, left.failures.message) == (B, 2, "it can't be read")
-    said = "not copied: public.b; it is tried again in 60 s, and the stream goes on: it can't be read"
-    assert said in caplog.messages
+    # The run ends then: nothing is tried again after a pause.
+    assert [each for each in caplog.messages if each.startswith("not copied")] == [
+        "not copied: public.a, public.b, public.c; each of them is tried alone now: it can't be read",
+        "not copied: public.b; the next run tries again: it can't be read",
+    ]
     # The next run begins with it at once.
     server.failing = set()
     healer(server).finish()
@@ -320,6 +323,21 @@ def test_a_pause_stops_a_copy_that_is_made_afterwards(server: Server, monkeypatc
         until(lambda: not waiting(server.house), "the next copy")
     finally:
         made.stop()
+
+
+def test_amid_a_run_a_copy_that_fails_is_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    wait_for(server, A)
+    server.failing = {"public.a"}
+    made = healer(server)
+    made.start()
+    try:
+        until(lambda: caplog.messages, "the warning")
+    finally:
+        made.stop()
+    assert caplog.messages == ["not copied: public.a; it is tried again in 30 s, and the stream goes on: it can't be read"]
 
 
 def test_a_copy_that_reads_nothing_is_given_up_for_now(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
