@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class HeldTransaction:
         self.starts = Starts(xid)
         self.last_xid: bytes | None = None
         """The xid of the last record, as bytes of the message."""
-        self.marks: list[int] = []
+        self.marks = array("Q")
         """Ends of records, about ``PIECE_BYTES`` apart, at which pieces are cut."""
         self.descriptions: list[Description] = []
         self.current: dict[int, Description] = {}
@@ -156,7 +157,7 @@ class HeldTransaction:
     def pieces(self) -> Iterator[bytes]:
         """Yield all records, in pieces that have whole records."""
         pos = 0
-        for end in [*self.marks, self.size]:
+        for end in chain(self.marks, (self.size,)):
             piece = b""
             if pos < self.spilled_bytes:
                 assert self.spill is not None
