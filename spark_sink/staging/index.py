@@ -232,7 +232,7 @@ def _scan(path: Path, segment: memoryview) -> tuple[Array, Array]:
             continue
         starts.append(found_starts + pos)
         ends.append(found_ends + pos)
-        pos += length
+        pos, step = pos + length, _SCAN_BYTES
     return np.concatenate(starts), np.concatenate(ends)
 
 

@@ -17,6 +17,7 @@ from cdcpipe.pipe.framing import scan_records
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.index import NO_TRANSACTION, _Builder, build, load
 from spark_sink.staging.log import StagingError
+from spark_sink.staging.scan import scan
 from support.pgoutput_build import build as record
 from support.segments import COMMIT_TIME_US, Log, encode, into, relation, transaction
 
@@ -201,6 +202,16 @@ def test_a_record_larger_than_a_piece(segment: Path, monkeypatch: pytest.MonkeyP
     whole = build(segment)
     monkeypatch.setattr(segment_index, "_SCAN_BYTES", 8)
     assert_same(build(segment), whole)
+
+
+def test_pieces_are_small_again_behind_a_large_record(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Insert(None, A.relation_id, (b"1", value)) for value in [b"x" * 10_000, *[b"y" * 100] * 200]]
+    sizes: list[int] = []
+    monkeypatch.setattr(segment_index, "_SCAN_BYTES", 1000)
+    monkeypatch.setattr(segment_index, "scan", lambda piece: sizes.append(len(piece)) or scan(piece))
+    build(log.segment([A, *rows]).path)
+    after = sizes[sizes.index(max(sizes)) + 1 :]
+    assert (max(sizes) > 10_000, len(after) > 1, max(after)) == (True, True, 1000)
 
 
 def test_a_segment_without_records(log: Log, tmp_path: Path) -> None:
