@@ -117,16 +117,19 @@ class Follower:
         """
         for table, comments in commented_tables(self._warehouse):
             self.comment(table, comments)
-        for table in self._warehouse.tables():
-            changelog, replica = (ends.get(path(table)) for path in (self._warehouse.changelog, self._warehouse.replica))
-            if changelog is not None:
-                reached = 0 if replica is None else replica.lsn
-                if replica is not None:
-                    self._reached[table] = reached
-                # A finished copy may be later than each change. A replica that is before it was put back from a backup.
-                lsn = max([changelog.lsn, *gaps.complete_copies(self._warehouse, table)])
-                if lsn > reached:
-                    self.record(table, Position(epoch, lsn))
+        changelogs = {table: ends.get(self._warehouse.changelog(table)) for table in self._warehouse.tables()}
+        landed = {table: end for table, end in changelogs.items() if end is not None}
+        copies = gaps.Copies.read(self._warehouse, list(landed))
+        for table, changelog in landed.items():
+            replica = ends.get(self._warehouse.replica(table))
+            if replica is None:
+                self._begins[table] = replica_begin(copies.versions[table])
+            else:
+                self._reached[table] = replica.lsn
+            # A finished copy may be later than each change. A replica that is before it was put back from a backup.
+            lsn = max([changelog.lsn, *copies.complete(table)])
+            if lsn > (0 if replica is None else replica.lsn):
+                self.record(table, Position(epoch, lsn))
 
     def record(self, table: Table, position: Position, after_lsn: int = 0) -> None:
         """Record that a changelog has reached a position, with changes after ``after_lsn``.
@@ -170,7 +173,8 @@ class Follower:
         """Take note of the tables that another process has copied, for example ``cdcpipe-spark snapshot``."""
         with self._lock:
             refused = dict(self._refused)
-        self.copied([table for table, lsn in refused.items() if gaps.is_copied_since(self._warehouse, table, lsn)])
+        copies = gaps.Copies.read(self._warehouse, list(refused))
+        self.copied([table for table, lsn in refused.items() if copies.is_since(table, lsn)])
 
     def record_commit(self, path: Path) -> None:
         """Record that a Delta table has a new commit, so that its log may need a checkpoint."""

@@ -304,11 +304,11 @@ class Healer:
         failure; None: they are tried again after a pause.
         """
         house = self._warehouse
-        reasons = {each.table: each.why for each in wanted_copies.waiting(house) if each.table in tables}
-        tables = sorted(reasons)
-        if not tables:
-            wanted_copies.settle(house)  # cdcpipe-spark snapshot has copied them
+        reasons = {each.table: each.why for each in wanted_copies.waiting(house, tables)}
+        if not reasons:
+            wanted_copies.settle(house, tables)  # cdcpipe-spark snapshot has copied them
             return
+        tables = sorted(reasons)
         with hold_alone(self._lock_file()) as is_alone:
             if not is_alone:
                 return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
@@ -334,7 +334,7 @@ class Healer:
             at = format_lsn(position.lsn)
             _logger.warning("table %s was copied (%s rows as of %s): %s", table, f"{rows:,}", at, reasons[table])
         self._schedule.record_copied(copied, time.time())
-        wanted_copies.settle(house)
+        wanted_copies.settle(house, tables)
         if copied:
             self._on_copied(copied)
         if failure is not None and not self._is_interrupted():
@@ -359,7 +359,7 @@ class Healer:
         for table in tables:
             wanted_copies.record_failure(self._warehouse, table, said, now)
         names = ", ".join(map(str, tables))
-        failed = [each.failures for each in wanted_copies.waiting(self._warehouse) if each.table in tables]
+        failed = [each.failures for each in wanted_copies.waiting(self._warehouse, tables)]
         count = max((each.count for each in failed if each is not None), default=1)
         pause = format_duration(FAILURES.pause_s(count) or 0.0)
         _logger.warning("not copied: %s; %s: %s", names, then or f"it is tried again in {pause}, and the stream goes on", said)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, map_reads, read_json, write_json
 from spark_sink.schema.servers import NOTHING, Servers
 from spark_sink.schema.table import AFTER_ALL, copies_until
 from spark_sink.staging.gap import Gap
@@ -24,15 +24,16 @@ from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.errors import undamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from spark_sink.schema.names import Names
-    from spark_sink.schema.table import Table
+    from spark_sink.schema.table import Table, Version
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
+    "Copies",
     "TablesGap",
     "check_known",
     "complete_copies",
@@ -196,18 +197,39 @@ def record_healed(house: Warehouse, lsn: int) -> None:
         _write(house, [replace(each, healed_lsn=lsn) if is_now else each for each, is_now in zip(found, healed, strict=True)])
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """The versions of some tables, and which of their snapshots are complete. Everything is read once, for all these tables."""
+
+    versions: Mapping[Table, Sequence[Version]]
+    unfinished: Collection[tuple[Table, Position]]
+
+    @classmethod
+    def read(cls, house: Warehouse, tables: Sequence[Table]) -> Self:
+        """Read what the warehouse says of these tables."""
+        found = dict(zip(tables, map_reads(house.versions, tables, house.root), strict=True))
+        has_copies = any(map(copies_until, found.values()))
+        # Read after the versions: a snapshot that begins in between is not among these.
+        return cls(found, landed_snapshots.unfinished(house) if has_copies else ())
+
+    def complete(self, table: Table) -> frozenset[int]:
+        """Return the LSNs of a table's complete snapshots."""
+        return copies_until(self.versions[table]) - {position.lsn for each, position in self.unfinished if each == table}
+
+    def is_since(self, table: Table, lsn: int) -> bool:
+        """Tell whether a table has a complete snapshot from ``lsn`` or later, and no other one that is unfinished."""
+        is_found = any(copy >= lsn for copy in copies_until(self.versions[table]))
+        return is_found and all(each != table for each, _ in self.unfinished)
+
+
 def complete_copies(house: Warehouse, table: Table) -> frozenset[int]:
     """Return the LSNs of the table's complete snapshots."""
-    found = copies_until(house.versions(table))
-    # Read after the versions: a snapshot that begins in between is not among these.
-    return found - {position.lsn for each, position in landed_snapshots.unfinished(house) if each == table}
+    return Copies.read(house, [table]).complete(table)
 
 
 def is_copied_since(house: Warehouse, table: Table, lsn: int) -> bool:
     """Tell whether the table has a complete snapshot from ``lsn`` or later, and no other one that is unfinished."""
-    if not any(copy >= lsn for copy in copies_until(house.versions(table))):
-        return False
-    return table not in (unfinished for unfinished, _ in landed_snapshots.unfinished(house))  # read last, as in `complete_copies`
+    return Copies.read(house, [table]).is_since(table, lsn)
 
 
 def check_known(house: Warehouse, table: Table, lsn: int, copies: Collection[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from spark_sink.files.local import RESTORE
-from spark_sink.files.places import make_directory, read_json, write_json
+from spark_sink.files.places import make_directory, map_reads, read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.errors import undamaged
 from spark_sink.warehouse.warehouse import encode_name
@@ -44,8 +44,9 @@ class TableFiles(Generic[_Value]):
 
     def read_all(self, house: Warehouse) -> list[tuple[Table, _Value]]:
         """Return the tables with a file, in order, each with its value. Each prints as its name now."""
-        paths = (house.root / "_cdcpipe" / self._folder).glob("*.json")
-        if not (found := [each for path in paths if (each := self._read(path)) is not None]):
+        directory = house.root / "_cdcpipe" / self._folder
+        read = map_reads(self._read, list(directory.glob("*.json")), directory)
+        if not (found := [each for each in read if each is not None]):
             return []
         shown = house.names().shown
         return sorted(((shown(table), value) for table, value in found), key=lambda each: each[0])

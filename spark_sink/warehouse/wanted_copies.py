@@ -23,11 +23,11 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.lock import open_alone, wait_for_lock
 from spark_sink.schema.table import Table
 from spark_sink.warehouse.errors import WarehouseError
-from spark_sink.warehouse.gaps import is_copied_since
+from spark_sink.warehouse.gaps import Copies, is_copied_since
 from spark_sink.warehouse.table_files import TableFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -139,23 +139,23 @@ def _newest(reasons: list[Reason]) -> Iterable[Reason]:
     return [*kept[:-1], replace(kept[-1], since_lsn=max(each.since_lsn for each in reasons))] if reasons[:-_MOST_REASONS] else kept
 
 
-def waiting(house: Warehouse) -> list[WantedCopy]:
-    """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet."""
-    found = [_unsettled(house, replace(each, table=table)) for table, each in _FILES.read_all(house)]
-    return [each for each in found if each.reasons]
+def waiting(house: Warehouse, tables: Sequence[Table] | None = None) -> list[WantedCopy]:
+    """Return the tables that wait for a copy, in order, each with the reasons that no copy has settled yet.
+
+    With ``tables``, only those of these tables: then the files of others are not read.
+    """
+    return [left for _, left in _unsettled(house, tables) if left.reasons]
 
 
 def waits_for(house: Warehouse, table: Table, reason: str) -> bool:
     """Tell whether a table waits for a copy for this reason."""
-    found = _FILES.read(house, table)
-    return found is not None and any(each.text == reason for each in _unsettled(house, found).reasons)
+    return any(each.text == reason for wanted in waiting(house, [table]) for each in wanted.reasons)
 
 
-def settle(house: Warehouse) -> None:
-    """Remove the reasons that a copy has settled."""
+def settle(house: Warehouse, tables: Sequence[Table] | None = None) -> None:
+    """Remove the reasons that a copy has settled, of all tables or of these."""
     with _alone(house):
-        for _, found in _FILES.read_all(house):
-            left = _unsettled(house, found)
+        for found, left in _unsettled(house, tables):
             if left != found or not left.reasons:
                 _write(house, left)
 
@@ -193,9 +193,20 @@ def _alone(house: Warehouse) -> Iterator[None]:
         yield
 
 
-def _unsettled(house: Warehouse, found: WantedCopy) -> WantedCopy:
-    reasons = tuple(each for each in found.reasons if not is_copied_since(house, found.table, each.since_lsn))
-    return replace(found, reasons=reasons, failures=found.failures if reasons == found.reasons else None)
+def _unsettled(house: Warehouse, tables: Sequence[Table] | None) -> list[tuple[WantedCopy, WantedCopy]]:
+    """Return the records of all tables, or of these, each also without the reasons that a copy has settled."""
+    if tables is None:
+        read = _FILES.read_all(house)
+    else:
+        read = [(table, each) for table in sorted(tables) if (each := _FILES.read(house, table)) is not None]
+    records = [replace(each, table=table) for table, each in read]
+    copies = Copies.read(house, [each.table for each in records])
+    found = []
+    for each in records:
+        reasons = tuple(reason for reason in each.reasons if not copies.is_since(each.table, reason.since_lsn))
+        left = replace(each, reasons=reasons, failures=each.failures if reasons == each.reasons else None)
+        found.append((each, left))
+    return found
 
 
 def _write(house: Warehouse, wanted: WantedCopy) -> None:

@@ -1,12 +1,14 @@
 """Files with the JSON object of one table: those that say something of all tables name them as they are called now."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_sink.files import places
 from spark_sink.files.local import RESTORE
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import Table
@@ -23,6 +25,7 @@ from spark_sink.warehouse import (
 )
 from spark_sink.warehouse.comments import Comments
 from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.table_files import TableFiles
 from spark_sink.warehouse.warehouse import Warehouse
 
 T = Table("public", "t")
@@ -58,6 +61,17 @@ def test_tables_have_the_names_of_now(tmp_path: Path) -> None:
         landed_snapshots.record_start(house, table, Position(1, 20))
     assert [str(table) for table, _ in comments.commented_tables(house)] == ["public.a", "public.z"]
     assert [str(table) for table, _ in landed_snapshots.unfinished(house)] == ["public.a", "public.z"]
+
+
+def test_files_in_a_store_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start waited for each of thousands of files."""
+    both = threading.Barrier(2, timeout=30)
+    files = TableFiles("comments", lambda value: (both.wait(), value["n"])[1])
+    house = Warehouse(tmp_path, "delta")
+    for number, table in enumerate((T, Table("public", "z"))):
+        files.write(house, table, {"n": number})
+    monkeypatch.setattr(places, "is_local", lambda path: path.suffix == ".json")  # the directory counts as one in a store
+    assert [value for _, value in files.read_all(house)] == [0, 1]
 
 
 def test_a_replica_that_cannot_be_removed_keeps_its_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

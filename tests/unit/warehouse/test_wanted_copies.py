@@ -67,6 +67,28 @@ def test_a_table_waits_until_a_copy_from_its_position_or_later_is_complete(house
     assert [each.table for each in waiting(house)] == [ORDERS]
 
 
+def test_what_is_unfinished_is_read_once_for_all_tables(house: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (ORDERS, FRUIT):
+        copied(house, table, 100)
+        for lsn in (100, 200, 300):
+            want(house, table, lsn, f"reason {lsn}")
+    unfinished, reads = landed_snapshots.unfinished, list[Warehouse]()
+    monkeypatch.setattr(landed_snapshots, "unfinished", lambda asked: reads.append(asked) or unfinished(asked))
+    assert [len(each.reasons) for each in waiting(house)] == [2, 2]
+    assert reads == [house]
+
+
+def test_only_the_records_of_some_tables_are_read(house: Warehouse) -> None:
+    for table in (ORDERS, FRUIT):
+        want(house, table, 100, "it is new")
+    copied(house, ORDERS, 100)
+    for path in (house.root / "_cdcpipe/copies").glob("*fruit*"):
+        path.write_text("damaged")
+    assert waiting(house, [ORDERS]) == []
+    settle(house, [ORDERS])
+    assert [path.name for path in (house.root / "_cdcpipe/copies").iterdir()] == ["public.fruit.json"]
+
+
 def test_a_reason_that_comes_again_has_the_later_position(house: Warehouse) -> None:
     for lsn, found_at in ((100, 1.0), (100, 2.0), (300, 3.0), (200, 4.0)):
         want(house, ORDERS, lsn, "rows were missing", lambda at=found_at: at)
