@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from sys import intern
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -108,6 +108,35 @@ class _Known:
         return is_doubtful
 
 
+@dataclass(slots=True)
+class _Lists:
+    """What the messages say of one publication: which of its tables have a list of columns.
+
+    Each message names all of them. Kept for years, that would be gigabytes. So only the places are kept at which a table changes.
+    """
+
+    names: set[str] = field(default_factory=set)
+    """All names that the publication has had."""
+    places: list[Place] = field(default_factory=list)
+    """The places of all messages, in order."""
+    tables: frozenset[int] = frozenset()
+    """The OIDs of the tables that have a list according to the last message."""
+    changes: dict[int, list[Place]] = field(default_factory=dict)
+    """For each table, by its OID, the places at which it got a list, lost it, got one again, and so on."""
+
+    def take(self, place: Place, said: PublicationLists) -> None:
+        """Add what the next message says."""
+        self.names.add(said.name)
+        self.places.append(place)
+        for relation_id in self.tables ^ said.tables:
+            self.changes.setdefault(relation_id, []).append(place)
+        self.tables = said.tables
+
+    def has(self, relation_id: int, place: Place) -> bool:
+        """Tell whether a table has a list at a place, according to the last message up to there."""
+        return bisect_right(self.changes.get(relation_id, ()), place) % 2 == 1
+
+
 def _any_between(places: Sequence[Place], start: Place, until: Place) -> bool:
     """Tell whether one of the places, which are in order, is behind ``start``, and not behind ``until``."""
     return bisect_right(places, until) > bisect_right(places, start)
@@ -155,8 +184,8 @@ class Descriptions:
         """Behind the gaps of the log: what was described before may have changed in the gap, and the capture may have ended."""
         self._publications: list[Place] = []
         """Where publications may have got other columns."""
-        self._lists: dict[_Key, list[tuple[Place, PublicationLists]]] = {}
-        """For each publication that messages tell of, by its OID: from a place on, the tables that have a list of columns there."""
+        self._lists: dict[_Key, _Lists] = {}
+        """The publications that messages tell of, by their OIDs."""
         self._streamed: dict[int, frozenset[str]] = {}
         """The names of the publications that the stream has behind an LSN. Others are of other consumers."""
         self.servers = Servers()
@@ -230,7 +259,7 @@ class Descriptions:
             self._ends.append(place)
         else:
             for number, listed in said.lists.items():
-                self._lists.setdefault(self._key(number, place), []).append((place, listed))
+                self._lists.setdefault(self._key(number, place), _Lists()).take(place, listed)
         if said.is_of_publication:
             self._publications.append(place)
         return doubtful
@@ -328,13 +357,10 @@ class Descriptions:
         server = self.servers.number(place)
         begin = max((after_lsn for after_lsn in self._streamed if after_lsn < place[0]), default=None)
         for told in [told for (of, _), told in self._lists.items() if of == server]:
-            number = bisect_right(told, place, key=itemgetter(0))
-            if not number:
+            if not told.has(relation_id, place) or (begin is not None and told.names.isdisjoint(self._streamed[begin])):
                 continue
-            told_at, last = told[number - 1]
-            is_streamed = begin is None or any(listed.name in self._streamed[begin] for _, listed in told)
-            is_over = _any_between(self._ends, told_at, place) or _any_between(self._gaps, told_at, place)
-            if is_streamed and relation_id in last.tables and not is_over:
+            told_at = told.places[bisect_right(told.places, place) - 1]
+            if not _any_between(self._ends, told_at, place) and not _any_between(self._gaps, told_at, place):
                 return True
         return False
 

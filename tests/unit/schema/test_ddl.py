@@ -1,6 +1,7 @@
 """What captured DDL says about a table at a place; and messages that no event trigger has written."""
 
 import json
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.ddl import Descriptions
-from spark_sink.schema.ddl_message import DdlMessage, Families, parse
+from spark_sink.schema.ddl_message import DdlMessage, Families, PublicationLists, parse
 from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Table
 from support.ddl_messages import content, described, message
@@ -216,6 +217,20 @@ def test_a_gap_of_the_log_ends_what_was_told_of_lists() -> None:
     for lsn in 10, 30:
         found.add((lsn, 0), message(tag="ALTER PUBLICATION", publications=[{"oid": 7, "name": "p", "tables": tables}]))
     assert [found.has_list(1, (lsn, 0)) for lsn in (5, 15, 25, 35)] == [False, True, False, True]
+
+
+def test_of_a_publications_messages_only_the_changes_of_lists_are_kept() -> None:
+    """Each message names all tables of the publication: with thousands of them, that would be gigabytes over the years."""
+    found, said, sets = Descriptions(), message(), list[weakref.ref[frozenset[int]]]()
+    for lsn, tables in ((10, {1}), (20, {1, 2}), (30, {2}), (40, {2}), (50, {1, 2})):
+        listed = PublicationLists("p", frozenset(tables))
+        sets.append(weakref.ref(listed.tables))
+        found.add((lsn, 0), replace(said, lists={7: listed}))
+    del listed
+    places = [(lsn, 0) for lsn in (5, 15, 25, 35, 45, 55)]
+    assert [found.has_list(1, place) for place in places] == [False, True, True, False, False, True]
+    assert [found.has_list(2, place) for place in places] == [False, False, True, True, True, True]
+    assert [each() for each in sets[:-1]] == [None] * 4
 
 
 def test_another_server_has_other_tables_under_the_same_oids() -> None:
