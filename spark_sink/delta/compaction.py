@@ -16,6 +16,7 @@ import pyarrow as pa
 from spark_sink.delta import file_table
 from spark_sink.delta.file_table import KNOWN_FEATURES, ChangedError, DeltaError
 from spark_sink.delta.log import TableLog
+from spark_sink.delta.row_groups import RowGroups
 from spark_sink.delta.rows import UnsupportedError, fields_of, opened_file, statistics
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, WrittenFile, part_name
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["compact"]
 
-_MOST_ROWS: Final = 1 << 17
-_MOST_BYTES: Final = 64 << 20
-"""So many rows, or bytes of memory, are collected before they are written as one row group."""
 _BATCH_ROWS: Final = 1 << 12
 """So many rows are read at once. A small file may have gigabytes of values, if they are alike."""
 
@@ -93,25 +91,14 @@ def _write(path: Path, layout: Layout, group: Sequence[Mapping[str, Any]], is_st
     """Write the rows of all these files to a new one; None, and no file, if it has to stop."""
     name = part_name()
     writer = FileWriter(places.name(path), name, layout)
-    collected, rows, size = list[dict[str, pa.Array]](), 0, 0
-
-    def flush() -> None:
-        nonlocal collected, rows, size
-        if rows:
-            writer.write({column: pa.concat_arrays([each[column] for each in collected]) for column in layout.names}, rows)
-        collected, rows, size = [], 0, 0
-
+    groups = RowGroups(writer.write)
     try:
         for file in group:
             if is_stopping():
                 break
             for arrays, count in _read(path, layout, file):
-                collected.append(arrays)
-                rows += count
-                size += sum(array.nbytes for array in arrays.values())
-                if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-                    flush()
-        flush()
+                groups.add(arrays, count)
+        groups.flush()
         written = writer.close()
     except BaseException:
         places.remove_files(path, [name])

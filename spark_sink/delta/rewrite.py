@@ -21,15 +21,17 @@ import pyarrow.compute as pc
 
 from spark_sink.delta import deletion_vector, file_table
 from spark_sink.delta.file_table import FileTable, Replaced
+from spark_sink.delta.row_groups import RowGroups
 from spark_sink.delta.rows import (
     Budget,
     UnsupportedError,
+    encoded_bytes,
     fields_of,
     present_rows,
+    read_batches,
     read_columns,
     read_rows,
     statistics,
-    uncompressed_bytes,
 )
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, part_name
@@ -50,12 +52,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Rewrite"]
 
-_MOST_BYTES: Final = 256 << 20
-"""The most bytes of a file's values, uncompressed, that are read. A multiple of this is in memory."""
+_MOST_BYTES: Final = 512 << 20
+"""The most bytes of the table's values, in memory, that are read for the rows of one `add`."""
 _MOST_REWRITTEN_BYTES: Final = 1 << 30
-"""The most bytes, uncompressed, of the larger files that one commit writes anew in a table without deletion vectors."""
+"""The most bytes, encoded, of the larger files that one commit writes anew in a table without deletion vectors.
+
+This bounds the time, and so does the next one. For memory there is no need: such files are read and written in small parts.
+"""
 _MOST_FILLED_BYTES: Final = 128 << 20
-"""The most bytes, uncompressed, of a table whose rows all get a value."""
+"""The most bytes, encoded, of a table whose rows all get a value."""
 _MOST_ROWS: Final = 200_000_000
 """The most rows of the table that are searched for keys."""
 _SMALL_BYTES: Final = 1 << 20
@@ -110,6 +115,7 @@ class Rewrite:
         """For each file that loses rows, by its path, which rows it keeps."""
         self._written: list[WrittenFile] = []
         self._writer = _Writer(table)
+        self._budget = Budget(_MOST_BYTES)
 
     @classmethod
     def new(cls, path: Path, key: Sequence[str], columns: StructType, properties: Mapping[str, str]) -> Self:
@@ -190,8 +196,11 @@ class Rewrite:
         return Found(file, rows[wanted], numbers[wanted], present)
 
     def values(self, file: Mapping[str, Any], names: Sequence[str], rows: Numbers) -> dict[str, pa.Array]:
-        """Return the values of some rows of a file in some columns. The numbers of the rows ascend."""
-        return read_rows(self._table.path, file, {name: self._fields[name] for name in names}, rows, Budget(_MOST_BYTES))
+        """Return the values of some rows of a file in some columns. The numbers of the rows ascend.
+
+        Raises UnsupportedError if all values since the last `add` take too much memory.
+        """
+        return read_rows(self._table.path, file, {name: self._fields[name] for name in names}, rows, self._budget)
 
     def add(self, new: Mapping[str, pa.Array], found: Sequence[Found]) -> Self:
         """Write new rows into a file, and remember the found rows, which `commit` removes. Large changes come in several calls."""
@@ -201,7 +210,8 @@ class Rewrite:
                 self._left[path] = left & self._left[path] if path in self._left else left
         self._written += self._writer.close()
         self._writer = _Writer(self._table)
-        self._writer.add(new)
+        self._writer.add(new, len(next(iter(new.values()))))
+        self._budget = Budget(_MOST_BYTES)
         return self
 
     def __enter__(self) -> Self:
@@ -252,11 +262,10 @@ class Rewrite:
         ``constants`` are the values of columns, ``copies`` the names of the columns that have them already. Raises UnsupportedError
         if the table is large; ChangedError if another program has committed since the log was read. Then nothing changes.
         """
-        if sum(uncompressed_bytes(self._table.path, file) for file in self._files) > _MOST_FILLED_BYTES:
+        if sum(encoded_bytes(self._table.path, file) for file in self._files) > _MOST_FILLED_BYTES:
             raise UnsupportedError("many bytes to write anew")
 
-        def changed(rows: _Rows) -> _Rows:
-            count = len(next(iter(rows.values())))
+        def changed(rows: _Rows, count: int) -> _Rows:
             filled = {name: pa.repeat(value, count).cast(self._fields[name].type) for name, value in constants.items()}
             return rows | filled | {name: rows[source] for name, source in copies.items()}
 
@@ -274,13 +283,22 @@ class Rewrite:
         return has_few_bytes and statistics(file)["numRecords"] * len(self._fields) < _SMALL_VALUES
 
     def _copy_left(
-        self, file: Mapping[str, Any], left: Flags | None, writer: _Writer, changed: Callable[[_Rows], _Rows] = lambda rows: rows
+        self,
+        file: Mapping[str, Any],
+        left: Flags | None,
+        writer: _Writer,
+        changed: Callable[[_Rows, int], _Rows] = lambda rows, _: rows,
     ) -> None:
-        """Copy the rows that a file keeps, as ``changed`` returns all its rows. ``left`` is None if it keeps all."""
-        rows = read_columns(self._table.path, file, self._fields)
+        """Copy the rows that a file keeps, as ``changed`` returns them. ``left`` is None if it keeps all."""
         if left is None:
-            left = present_rows(self._table.path, file, len(next(iter(rows.values()))))
-        writer.add({name: values.filter(pa.array(left)) for name, values in changed(rows).items()})
+            left = present_rows(self._table.path, file, int(statistics(file)["numRecords"]))
+        groups, first = RowGroups(writer.add), 0
+        for rows, count in read_batches(self._table.path, file, self._fields):
+            wanted = left[first : first + count]
+            kept = {name: values.filter(pa.array(wanted)) for name, values in changed(rows, count).items()}
+            groups.add(kept, int(wanted.sum()))
+            first += count
+        groups.flush()
 
     def _with_vectors(self, marked: Sequence[_Marked]) -> list[Replaced]:
         """Write deletion vectors for files that lose some of their rows."""
@@ -291,8 +309,7 @@ class Rewrite:
 
     def _written_anew(self, marked: Sequence[_Marked]) -> list[WrittenFile]:
         """Write the rows that larger files keep, each file on its own: so the files keep their ranges of keys."""
-        sizes = [uncompressed_bytes(self._table.path, file) for file, _ in marked]
-        if max(sizes, default=0) > _MOST_BYTES or sum(sizes) > _MOST_REWRITTEN_BYTES:
+        if sum(encoded_bytes(self._table.path, file) for file, _ in marked) > _MOST_REWRITTEN_BYTES:
             raise UnsupportedError("many bytes to write anew")
         written = []
         for file, left in marked:
@@ -316,8 +333,7 @@ class _Writer:
         self._layout = table.layout()
         self._writer: FileWriter | None = None
 
-    def add(self, rows: Mapping[str, pa.Array]) -> None:
-        count = len(next(iter(rows.values())))
+    def add(self, rows: Mapping[str, pa.Array], count: int) -> None:
         if count:
             if self._writer is None:
                 self._writer = FileWriter(self._directory, part_name(), self._layout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
@@ -20,28 +20,33 @@ from spark_sink.files import places
 from spark_sink.files.parquet import fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow.parquet as pq
     from pyspark.sql.types import StructType
 
+    _Batch: TypeAlias = tuple[dict[str, pa.Array], int]
+
 __all__ = [
     "Budget",
     "Flags",
+    "ManyBytesError",
     "Numbers",
     "UnsupportedError",
+    "encoded_bytes",
     "fields_of",
     "files_between",
     "joined",
+    "memory_bytes",
     "opened_file",
     "present_rows",
+    "read_batches",
     "read_between",
     "read_columns",
     "read_rows",
     "read_where",
     "statistics",
-    "uncompressed_bytes",
 ]
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -51,14 +56,24 @@ _JULIAN: Final = {b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyI
 """Spark adds one of these to the footer of a file that it writes in the Julian calendar (`...RebaseModeInWrite=LEGACY`)."""
 
 
+_BATCH_ROWS: Final = 1 << 13
+"""So many rows are read at a time."""
+
+
 class UnsupportedError(Exception):
     """This client does not support a feature of the table or of a file. Spark has to do the work."""
 
 
-class Budget:
-    """The uncompressed bytes that may still be read. A file may have a thousand times the bytes that it has on disk.
+class ManyBytesError(UnsupportedError):
+    """The values to read take more memory than the `Budget` has."""
 
-    Several threads may share it: `map_reads` reads files at a time.
+
+class Budget:
+    """The bytes of values in memory that may still be read.
+
+    Neither the size of a file nor Parquet's "uncompressed" size tells them: values that repeat are in a dictionary, so a file may
+    have a thousand times these bytes. So values are read in small batches, and counted in memory. Several threads may share a
+    budget: `map_reads` reads files at a time.
     """
 
     def __init__(self, size: int) -> None:
@@ -66,15 +81,11 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Take off some bytes. Raises UnsupportedError if that many are not left."""
+        """Take off some bytes. Raises ManyBytesError if that many are not left."""
         with self._lock:
-            self.check(size)
+            if size > self._left:
+                raise ManyBytesError("many bytes to read")
             self._left -= size
-
-    def check(self, size: int) -> None:
-        """Raise UnsupportedError if not so many bytes are left."""
-        if size > self._left:
-            raise UnsupportedError("many bytes to read")
 
 
 def fields_of(physical: StructType, names: Sequence[str]) -> dict[str, pa.Field]:
@@ -90,13 +101,56 @@ def read_columns(
 ) -> dict[str, pa.Array]:
     """Read columns of a file, in the types of the table. All rows; of a struct only the requested fields.
 
-    Raises UnsupportedError, before it reads the columns, if the file has more bytes than the ``budget``.
+    Raises ManyBytesError if they take more memory than the ``budget`` has.
     """
+    if budget is not None:
+        found = _Parts(fields, budget)
+        for rows, _ in read_batches(directory, file, fields):
+            found.add(rows)
+        return found.joined()
     with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
-        if budget is not None:
-            budget.take(_uncompressed_bytes(opened))
-        rows, count = opened.read(columns=_paths(opened, fields)), opened.metadata.num_rows
-    return _fitted(rows, fields, count)
+        return _fitted(opened.read(columns=_paths(opened, fields)), fields, opened.metadata.num_rows)
+
+
+def read_batches(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> Iterator[_Batch]:
+    """Yield the columns of a file as `read_columns` returns them, some rows at a time, and the number of these rows."""
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        yield from _batches(opened, fields)
+
+
+def _batches(opened: pq.ParquetFile, fields: Mapping[str, pa.Field], group: int | None = None) -> Iterator[_Batch]:
+    """Yield columns of a file, or of one of its row groups, some rows at a time, and the number of these rows."""
+    groups = None if group is None else [group]
+    for batch in opened.iter_batches(_BATCH_ROWS, groups, columns=_paths(opened, fields)):
+        yield _fitted(pa.Table.from_batches([batch]), fields, len(batch)), len(batch)
+
+
+class _Parts:
+    """Collects the values of columns, in parts, and counts their bytes."""
+
+    def __init__(self, fields: Mapping[str, pa.Field], budget: Budget | None) -> None:
+        self._types = {name: field.type for name, field in fields.items()}
+        self._parts: dict[str, list[pa.Array]] = {name: [] for name in fields}
+        self._budget = budget
+
+    def add(self, columns: Mapping[str, pa.Array]) -> None:
+        if self._budget is not None:
+            self._budget.take(_size(columns))
+        for name, values in columns.items():
+            self._parts[name].append(values)
+
+    def joined(self) -> dict[str, pa.Array]:
+        """Return the columns. Gives the parts away, so that the values of one column at a time are in memory twice."""
+        return {name: joined(self._parts.pop(name), kind) for name, kind in self._types.items()}
+
+
+def _size(columns: Mapping[str, pa.Array]) -> int:
+    return sum(values.nbytes for values in columns.values())
+
+
+def _where(columns: Mapping[str, pa.Array], flags: Flags) -> dict[str, pa.Array]:
+    """Return the rows that have a flag."""
+    return dict(columns) if flags.all() else {name: values.filter(pa.array(flags)) for name, values in columns.items()}
 
 
 def _paths(opened: pq.ParquetFile, fields: Mapping[str, pa.Field]) -> list[str]:
@@ -119,7 +173,9 @@ def _fitted(rows: pa.Table, fields: Mapping[str, pa.Field], count: int) -> dict[
     """Return the columns of ``count`` rows in the types of the table."""
     present = set(rows.column_names)
     return {
-        name: _column(rows[field.name].combine_chunks(), field.type) if field.name in present else pa.nulls(count, field.type)
+        name: _column(joined(rows[field.name].chunks, rows[field.name].type), field.type)
+        if field.name in present
+        else pa.nulls(count, field.type)
         for name, field in fields.items()
     }
 
@@ -151,14 +207,24 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
     return present
 
 
-def uncompressed_bytes(directory: Path, file: Mapping[str, Any]) -> int:
-    """Return the uncompressed size of a file."""
+def encoded_bytes(directory: Path, file: Mapping[str, Any]) -> int:
+    """Return the uncompressed size of a file. This is no bound for the memory that its values take (`Budget`)."""
     with opened_file(directory, file) as opened:
-        return _uncompressed_bytes(opened)
+        return _encoded_bytes(opened)
 
 
-def _uncompressed_bytes(opened: pq.ParquetFile) -> int:
-    return sum(opened.metadata.row_group(number).total_byte_size for number in range(opened.metadata.num_row_groups))
+def memory_bytes(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> int:
+    """Estimate how much memory the columns of a file take: its first rows tell how much they take beside their encoded size."""
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        if not opened.metadata.num_rows:
+            return 0
+        group, (rows, count) = opened.metadata.row_group(0), next(_batches(opened, fields, 0))
+        size = _size(rows) * int(group.num_rows) // count
+        return size * _encoded_bytes(opened) // max(1, int(group.total_byte_size))
+
+
+def _encoded_bytes(opened: pq.ParquetFile) -> int:
+    return sum(int(opened.metadata.row_group(number).total_byte_size) for number in range(opened.metadata.num_row_groups))
 
 
 def statistics(file: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,12 +257,16 @@ def read_between(
 ) -> dict[str, pa.Array]:
     """Read the rows of a file that are part of the table and have a number in (after, until] in the column ``name``.
 
-    Raises UnsupportedError as `read_columns` does.
+    The ``budget`` counts only these rows. Raises ManyBytesError as `read_columns` does.
     """
-    rows = read_columns(directory, file, fields, budget)
-    number = rows[name].to_numpy()
-    wanted = (number > after) & (number <= until) & present_rows(directory, file, len(number))
-    return rows if wanted.all() else {each: values.filter(pa.array(wanted)) for each, values in rows.items()}
+    found, first = _Parts(fields, budget), 0
+    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
+        present = present_rows(directory, file, opened.metadata.num_rows)
+        for rows, count in _batches(opened, fields):
+            number = rows[name].to_numpy()
+            found.add(_where(rows, (number > after) & (number <= until) & present[first : first + count]))
+            first += count
+    return found.joined()
 
 
 def read_where(
@@ -209,10 +279,11 @@ def read_where(
 ) -> dict[str, pa.Array]:
     """Read the rows of a file that are part of the table and for which ``is_wanted``, given the columns ``names``, returns True.
 
-    This reads one row group at a time, and of the other columns only those of row groups with wanted rows. So a large file needs no
-    more memory than its wanted rows, whose bytes in memory the ``budget`` counts. Raises UnsupportedError as `read_columns` does.
+    This reads the columns ``names`` of one row group at a time, and the other columns only of row groups with wanted rows. So a
+    large file needs no more memory than its wanted rows, whose bytes in memory the ``budget`` counts. Raises ManyBytesError as
+    `read_columns` does.
     """
-    parts, first = [], 0
+    found, first = _Parts(fields, budget), 0
     tested = {name: fields[name] for name in names}
     others = {name: field for name, field in fields.items() if name not in tested}
     with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
@@ -223,10 +294,12 @@ def read_where(
             wanted = is_wanted(rows) & present[first : first + count]
             first += count
             if wanted.any():
-                rows |= _fitted(opened.read_row_group(number, _paths(opened, others)), others, count)
-                parts.append({name: values.filter(pa.array(wanted)) for name, values in rows.items()})
-                budget.take(sum(values.nbytes for values in parts[-1].values()))
-    return {name: joined([part[name] for part in parts], field.type) for name, field in fields.items()}
+                found.add(_where(rows, wanted))
+                at = 0
+                for batch, size in _batches(opened, others, number):
+                    found.add(_where(batch, wanted[at : at + size]))
+                    at += size
+    return found.joined()
 
 
 def read_rows(
@@ -234,24 +307,27 @@ def read_rows(
 ) -> dict[str, pa.Array]:
     """Read some rows of a file: those with the numbers ``rows``, which ascend. Reads only row groups with such rows, one at a time.
 
-    The ``budget`` counts the bytes of these rows in memory, and none of the row groups may have more than is left. Raises
-    UnsupportedError as `read_columns` does.
+    The ``budget`` counts the bytes of these rows in memory. Raises ManyBytesError as `read_columns` does.
     """
-    parts, first = [], 0
+    found, first = _Parts(fields, budget), 0
     with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
         for number in range(opened.metadata.num_row_groups):
-            group = opened.metadata.row_group(number)
-            begin, end = np.searchsorted(rows, (first, first + group.num_rows))
+            count = opened.metadata.row_group(number).num_rows
+            begin, end = np.searchsorted(rows, (first, first + count))
             if begin < end:
-                budget.check(group.total_byte_size)
-                values = _fitted(opened.read_row_group(number, _paths(opened, fields)), fields, group.num_rows)
-                wanted = pa.array(rows[begin:end] - first)
-                parts.append({name: each.take(wanted) for name, each in values.items()})
-                budget.take(sum(each.nbytes for each in parts[-1].values()))
-            first += group.num_rows
-    return {name: joined([part[name] for part in parts], field.type) for name, field in fields.items()}
+                at = first
+                for batch, size in _batches(opened, fields, number):
+                    begin, end = np.searchsorted(rows, (at, at + size))
+                    if begin < end:
+                        wanted = pa.array(rows[begin:end] - at)
+                        found.add({name: values.take(wanted) for name, values in batch.items()})
+                    at += size
+            first += count
+    return found.joined()
 
 
 def joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
     """Return the values of several arrays of a type, in one array."""
+    if len(arrays) == 1:
+        return arrays[0]  # pyarrow would copy the values
     return pa.concat_arrays(arrays) if arrays else pa.nulls(0, kind)

@@ -4,7 +4,7 @@
     for keys in reader.ranges():
         events = reader.read(keys).events(keys)
 
-A few changes are one range: all keys. If they do not fit into memory, there are several ranges of keys, each with about as many
+A few changes are one range: all keys. If they take too much memory, there are several ranges of keys, each with about as many
 changes. The changes of a key are all in one range, so each range can be merged without the others. Each range reads all files once
 more. This takes a tenth of the time of Spark's MERGE.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -28,14 +28,15 @@ from spark_sink.delta import file_table
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.rows import (
     Budget,
+    ManyBytesError,
     UnsupportedError,
     fields_of,
     files_between,
     joined,
+    memory_bytes,
     read_between,
     read_where,
     statistics,
-    uncompressed_bytes,
 )
 from spark_sink.files.places import map_reads
 from spark_sink.files.system_hints import is_full
@@ -52,15 +53,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ChangeReader", "Changes", "Events", "KeyRange", "NotOrdinaryError", "turn_of", "without_spark"]
 
-_MOST_BYTES: Final = 256 << 20
-"""The most bytes of changes, uncompressed in files, that are read at a time. A multiple of this is in memory."""
-_RANGE_BYTES: Final = 128 << 20
+_MOST_BYTES: Final = 512 << 20
+"""The most bytes of changes, in memory, that are read at a time. A merge takes two to three times as much."""
+_RANGE_BYTES: Final = 256 << 20
 """About how many bytes of more changes than that are read at a time."""
 _MOST_RANGES: Final = 16
 _MOST_BYTES_OF_RANGE: Final = 512 << 20
-"""The most bytes of changes of a range, in memory, where values take more room than in files. Not all ranges have the same size."""
-_SURELY_FEW_BYTES: Final = 8 << 20
-"""Files with fewer bytes than this, compressed, are read without a look at their uncompressed sizes. In a store it is a request."""
+"""The most bytes of changes of a range, in memory. Not all ranges have the same size."""
+_LIKELY_FEW_BYTES: Final = 8 << 20
+"""Files with fewer bytes than this are read without a look at how much memory they take. In a store that is a request for each."""
 _SAMPLES: Final = 100_000
 """About how many keys decide where the ranges begin."""
 
@@ -254,19 +255,25 @@ class ChangeReader:
         # Of an old row read only the key.
         self._fields["_cdc_old"] = pa.field(old.name, pa.struct([old.type.field(names.index(name)) for name in key]))
         self._files = files_between(log.files, self._fields["_cdc_end_lsn"].name, after_lsn, until_lsn)
+        self._all: Changes | None = None
+        """All changes, if `ranges` has read them."""
         self._truncated_at: tuple[int, int] | None = None
         """LSN and ordinal of the last TRUNCATE. Known once several ranges are."""
 
     def ranges(self) -> list[KeyRange]:
         """Return the ranges of keys whose changes to read one after the other. Together they have all keys.
 
-        Raises NotOrdinaryError if there are too many changes, or unusual ones.
+        Only memory counts: values that are alike take a thousandth of it in a file. So this reads all changes, if they do not seem
+        to be many, and makes several ranges if they are. Raises NotOrdinaryError if there are too many changes, or unusual ones.
         """
         size = sum(int(file["size"]) for file in self._files)
-        if size > _SURELY_FEW_BYTES:
-            size = sum(map_reads(lambda file: uncompressed_bytes(self._path, file), self._files, self._path))
+        if size > _LIKELY_FEW_BYTES:
+            size = self._memory_bytes()
         if size <= _MOST_BYTES:
-            return [KeyRange()]
+            with suppress(ManyBytesError):
+                self._all = self._read(KeyRange())
+                return [KeyRange()]
+            size = max(self._memory_bytes(), _MOST_BYTES + 1)
         count = -(-size // _RANGE_BYTES)
         if count > _MOST_RANGES:
             raise NotOrdinaryError("many changes")
@@ -278,6 +285,16 @@ class ChangeReader:
         starts = [ordered[len(ordered) * number // count] for number in range(1, count)]
         distinct = [start for before, start in pairwise([ordered[0], *starts]) if start != before]
         return [KeyRange(*limits) for limits in pairwise([None, *distinct, None])]
+
+    def _memory_bytes(self) -> int:
+        """Estimate how much memory the changes of all files take."""
+        fields = self._wanted_fields()
+        return sum(map_reads(lambda file: memory_bytes(self._path, file, fields), self._files, self._path))
+
+    def _wanted_fields(self) -> dict[str, pa.Field]:
+        """Return the columns that `read` reads."""
+        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
+        return {name: self._fields[name] for name in wanted}
 
     def _sample(self, file: Mapping[str, Any], step: int) -> pa.Array:
         """Return each ``step``-th value of the key's first column in a file, after a look at all its changes."""
@@ -294,8 +311,10 @@ class ChangeReader:
 
     def read(self, keys: KeyRange) -> Changes:
         """Read the changes of keys in a range, after the last TRUNCATE."""
-        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
-        fields = {name: self._fields[name] for name in wanted}
+        return self._all if keys.is_all and self._all is not None else self._read(keys)
+
+    def _read(self, keys: KeyRange) -> Changes:
+        fields = self._wanted_fields()
         budget = Budget(_MOST_BYTES if keys.is_all else _MOST_BYTES_OF_RANGE)
         tested = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_old", self._key[0])
 
@@ -305,7 +324,8 @@ class ChangeReader:
             return read_where(self._path, file, fields, tested, lambda rows: self._is_in(rows, keys), budget)
 
         parts = map_reads(read_file, self._files, self._path)
-        rows = _sorted({name: joined([part[name] for part in parts], field.type) for name, field in fields.items()})
+        # The parts are given away column by column. So the values of one column at a time are in memory twice.
+        rows = _sorted({name: joined([part.pop(name) for part in parts], field.type) for name, field in fields.items()})
         truncates = np.flatnonzero(_equal(rows["_cdc_op"], "truncate"))
         if len(truncates):
             rows = {name: values.slice(int(truncates[-1]) + 1) for name, values in rows.items()}
@@ -381,4 +401,4 @@ def _sorted(rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
     if ((step > 0) | ((step == 0) & (np.diff(ordinal) > 0))).all():
         return rows
     order = pa.array(np.lexsort((ordinal, lsn)))
-    return {name: values.take(order) for name, values in rows.items()}
+    return {name: rows.pop(name).take(order) for name in list(rows)}

@@ -15,7 +15,8 @@ because other programs may have written something unexpected to these tables. Un
 - values with exact texts;
 - a DROP TABLE, or a snapshot;
 - keys of types that PostgreSQL and Arrow may compare in different ways;
-- more than 2 GiB of changes, or changes of which very many have the same value in the first column of the key.
+- changes that take more than 4 GiB of memory, or of which very many have the same value in the first column of the key;
+- more than 512 MiB of values that updates did not send, and that the replica has.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[lis
         return found
 
     with monkeypatch.context() as patched:
-        for name, value in {"_SURELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
+        for name, value in {"_LIKELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
             patched.setattr(ordinary_changes, name, value)
         patched.setattr(ChangeReader, "ranges", counted)
         yield numbers

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import ArrayType, DecimalType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
-from spark_sink.delta import compaction, file_table
+from spark_sink.delta import compaction, file_table, row_groups
 from spark_sink.delta.compaction import compact
 from spark_sink.delta.file_table import ChangedError, DeltaError
 from spark_sink.delta.log import TableLog, commit_path
@@ -96,7 +96,7 @@ def test_its_commit_changes_no_rows(tmp_path: Path) -> None:
 def test_groups_have_the_wanted_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = made(tmp_path / "t", files=7)
     size = max(int(file["size"]) for file in TableLog(table.path).refresh().files)
-    monkeypatch.setattr(compaction, "_MOST_ROWS", 4)
+    monkeypatch.setattr(row_groups, "_MOST_ROWS", 4)
     before = rows(table.path)
     assert compact(table.path, size + 1, nullcontext) == 6  # in twos: the last one stays alone
     assert sorted(rows(table.path)) == sorted(before)
@@ -105,7 +105,7 @@ def test_groups_have_the_wanted_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_alike_values_of_small_files_are_not_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of gigabytes may take a megabyte on disk, and Arrow puts no more than 2 GiB into one array."""
-    monkeypatch.setattr(compaction, "_MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(row_groups, "_MOST_BYTES", 4 << 20)
     monkeypatch.setattr(compaction, "_BATCH_ROWS", 2)
     schema = StructType([StructField("text", StringType())])
     table = file_table.define(tmp_path / "t", schema, {})

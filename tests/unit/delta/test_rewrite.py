@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from spark_sink.delta import file_table, rewrite
+from spark_sink.delta import file_table, rewrite, row_groups, rows
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.delta.log import TableLog, commit_path
 from spark_sink.delta.rewrite import Rewrite
@@ -121,6 +122,32 @@ def test_a_table_that_asks_for_more_is_left_alone(tmp_path: Path) -> None:
     file_table.commit(file_table.define(tmp_path / "t", COLUMNS, CHANGE_DATA_FEED), [], Position(1, 10))
     with pytest.raises(UnsupportedError, match="ChangeDataFeed"):
         again(tmp_path / "t")
+
+
+def test_a_file_is_written_anew_in_small_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may have gigabytes of values, if they are alike."""
+    monkeypatch.setattr(rows, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(row_groups, "_MOST_ROWS", 2)
+    table = again(path)
+    table.add(arrays([("a", 1, "new")]), table.find(keys((1, "a")))).commit(Position(1, 20))
+    assert rows_of(path) == [BOOKS[0], ("a", 1, "new"), *BOOKS[2:]]
+    [file] = TableLog(path).refresh().files
+    metadata = pq.read_metadata(path / file["path"])
+    assert [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)] == [1, 3, 2]
+
+
+def test_the_values_of_all_files_have_one_budget(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates that leave a column out bring the values of all their rows from the table."""
+    again(path).add(arrays([("b", number, "title") for number in range(6)]), []).commit(Position(1, 20))
+    monkeypatch.setattr(rewrite, "_MOST_BYTES", 80)
+    table = again(path)
+    found = table.find(keys(*((number, shelf) for number in range(6) for shelf in "ab")))
+    first, second = (lambda each=each: table.values(each.file, ["title"], each.rows) for each in found)
+    first()
+    with pytest.raises(UnsupportedError, match="many bytes"):
+        second()
+    table.add(arrays([]), [])  # what follows is another part of the changes
+    second()
 
 
 def test_without_deletion_vectors_larger_files_are_written_anew_each_on_its_own(

@@ -1,4 +1,4 @@
-"""How much is read at most: the budget of uncompressed bytes, and only row groups with wanted rows."""
+"""How much is read at most: the budget of bytes in memory, and only row groups with wanted rows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,9 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from spark_sink.delta import rows as delta_rows
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
-from spark_sink.delta.rows import Budget, UnsupportedError, read_columns, read_rows, uncompressed_bytes
+from spark_sink.delta.rows import (
+    Budget,
+    ManyBytesError,
+    UnsupportedError,
+    encoded_bytes,
+    memory_bytes,
+    read_between,
+    read_columns,
+    read_rows,
+    read_where,
+)
 from spark_sink.staging.log import Position
 
 FIELDS = {"id": pa.field("id", pa.int64()), "text": pa.field("text", pa.string())}
@@ -20,24 +31,36 @@ FIELDS = {"id": pa.field("id", pa.int64()), "text": pa.field("text", pa.string()
 
 @pytest.fixture
 def log(tmp_path: Path) -> TableLog:
-    """Return the log of a table with one file. It is small, and its texts are not."""
+    """Return the log of a table with one file. It is small, and its texts, which are alike, are not."""
     made = Rewrite.new(tmp_path / "t", ("id",), StructType([StructField("id", LongType()), StructField("text", StringType())]), {})
-    made.add({"id": pa.array(range(1000)), "text": pa.array(f"{i} {'x' * 1000}" for i in range(1000))}, []).commit(Position(1, 10))
+    made.add({"id": pa.array(range(1000)), "text": pa.array(f"{i // 100} {'x' * 1000}" for i in range(1000))}, []).commit(
+        Position(1, 10)
+    )
     return TableLog(tmp_path / "t").refresh()
 
 
-def test_a_file_counts_with_its_uncompressed_bytes(log: TableLog) -> None:
+def test_values_count_with_their_bytes_in_memory(log: TableLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary has each text once: Parquet's uncompressed size is a hundredth of what they take in memory."""
+    monkeypatch.setattr(delta_rows, "_BATCH_ROWS", 10)
     (file,) = log.files
-    size = uncompressed_bytes(log.path, file)
-    assert file["size"] < 100_000 < 1_000_000 < size
-    assert read_columns(log.path, file, FIELDS, Budget(size))["id"].to_pylist() == list(range(1000))
-    with pytest.raises(UnsupportedError, match="many bytes to read"):
-        read_columns(log.path, file, FIELDS, Budget(size - 1))
+    size = sum(values.nbytes for values in read_columns(log.path, file, FIELDS).values())
+    assert encoded_bytes(log.path, file) < 50_000 < 1_000_000 < size
+    assert 0.9 * size < memory_bytes(log.path, file, FIELDS) < 1.1 * size
+    for read in (
+        lambda budget: read_columns(log.path, file, FIELDS, budget),
+        lambda budget: read_between(log.path, file, FIELDS, "id", -1, 999, budget),
+        lambda budget: read_where(log.path, file, FIELDS, ["id"], lambda found: np.ones(len(found["id"]), dtype=bool), budget),
+        lambda budget: read_rows(log.path, file, FIELDS, np.arange(1000), budget),
+    ):
+        assert read(Budget(size + 2000))["id"].to_pylist() == list(range(1000))
+        with pytest.raises(ManyBytesError, match="many bytes to read"):
+            read(Budget(size - 10_000))
+    assert len(read_between(log.path, file, FIELDS, "id", 0, 10, Budget(20_000))["id"]) == 10  # only these rows count
 
 
 def test_threads_share_a_budget(log: TableLog) -> None:
     (file,) = log.files
-    budget = Budget(5 * uncompressed_bytes(log.path, file))
+    budget = Budget(5 * sum(values.nbytes for values in read_columns(log.path, file, FIELDS).values()) + 1000)
 
     def read(_: int) -> Any:
         try:
@@ -52,23 +75,22 @@ def test_threads_share_a_budget(log: TableLog) -> None:
 
 @pytest.mark.parametrize("rows", [[], [0], [99, 100, 101], [5, 999], list(range(1000))])
 def test_some_rows_of_a_file(log: TableLog, monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
-    """A row group counts as a whole while it is read. Of those read before, only the wanted rows count."""
+    """Only the row groups that have some of them are read, and only these rows count."""
     (file,) = log.files
     path = log.path / file["path"]
     pq.write_table(pq.read_table(path), path, row_group_size=100)
-    one = max(pq.ParquetFile(path).metadata.row_group(number).total_byte_size for number in range(10))
     file = {**file, "size": path.stat().st_size}
     read: list[int] = []
-    group = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given: read.append(given[1]) or group(*given))
+    batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *given, **more: read.extend(given[2]) or batches(*given, **more))
     wanted = np.array(rows, dtype=np.int64)
-    found = read_rows(log.path, file, FIELDS, wanted, Budget(10 * one + len(rows) * 1100))
+    found = read_rows(log.path, file, FIELDS, wanted, Budget(len(rows) * 1100))
     assert found["id"].to_pylist() == rows
-    assert [text.split()[0] for text in found["text"].to_pylist()] == [str(row) for row in rows]
+    assert [text.split()[0] for text in found["text"].to_pylist()] == [str(row // 100) for row in rows]
     assert read == sorted({row // 100 for row in rows})
     if rows:
         with pytest.raises(UnsupportedError, match="many bytes to read"):
-            read_rows(log.path, file, FIELDS, wanted, Budget(one // 2))
+            read_rows(log.path, file, FIELDS, wanted, Budget(len(rows) * 1000))
 
 
 @pytest.mark.parametrize("key", ["org.apache.spark.legacyDateTime", "org.apache.spark.legacyINT96"])
@@ -83,4 +105,4 @@ def test_a_file_in_the_julian_calendar_is_left_to_spark(log: TableLog, key: str)
     with pytest.raises(UnsupportedError, match="the Julian calendar"):
         read_rows(log.path, file, FIELDS, np.array([1]), Budget(1 << 20))
     with pytest.raises(UnsupportedError, match="the Julian calendar"):
-        uncompressed_bytes(log.path, file)
+        encoded_bytes(log.path, file)

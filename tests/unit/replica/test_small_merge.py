@@ -211,6 +211,25 @@ def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert house.merge(lsn)
 
 
+def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary in the file has each of them once. Merges of such changes took gigabytes, and the kernel killed `run`."""
+    source, house = Ordinary(random.Random(0)), House(tmp_path / "house")
+    source._blob = lambda: "a long text " * 100
+    for key in range(200):
+        source.insert(key)
+    source.commit()
+    house.add(source, 0)
+    for name, value in {"_MOST_BYTES": 100_000, "_RANGE_BYTES": 50_000}.items():
+        monkeypatch.setattr(ordinary_changes, name, value)
+    parts: list[int] = []
+    events = ordinary_changes.Changes.events
+    monkeypatch.setattr(ordinary_changes.Changes, "events", lambda each, keys: parts.append(len(each)) or events(each, keys))
+    assert house.merge(source.lsn)
+    [file] = TableLog(house.warehouse.changelog(TABLE)).refresh().files
+    assert (file["size"] < 50_000, len(parts) > 3, sum(parts)) == (True, True, 200)
+    assert rows_of(house.replica) == comparable(source.rows.values())
+
+
 @pytest.mark.parametrize("rows", [0, 1, 100])
 def test_a_truncate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """All files of the replica go. Changes before it in its transaction do not count."""
