@@ -1,4 +1,4 @@
-"""Which settings have a secret: `config show` does not show their values, and the command line of Spark's JVM has none of them.
+"""Which settings have a secret: neither `config show` nor Spark shows their values, and the command line of Spark's JVM has none.
 
 A command line is no secret on its machine: ``ps`` shows it to every user. A setting may come from a file that only one user reads.
 """
@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NOT_SHOWN", "for_command_line", "is_secret", "without_password"]
+__all__ = ["HIDDEN_BY_SPARK", "NOT_SHOWN", "for_command_line", "is_secret", "without_password"]
 
 NOT_SHOWN: Final = "***"
 
-_SECRET: Final = re.compile(r"pass|secret|token|credential|key(?!tab)", re.IGNORECASE)
+_WORDS: Final = r"pass|secret|token|credential|key(?!tab)"
 """What is in the names of settings whose values are secret. A keytab's name is not."""
+_SECRET: Final = re.compile(_WORDS, re.IGNORECASE)
+HIDDEN_BY_SPARK: Final = (
+    rf"(?i)secret|password|token|access[.]?key|credential|^[a-z]\w*\.[\w.-]*(?:{_WORDS})|^\w+://[^/?#]*:[^/?#]*@"
+)
+"""The ``spark.redaction.regex``: which settings Spark hides in its user interface and its event log. Begins with Spark's default.
+
+Spark looks for it in values, too, and in the properties of tables. So our words count in what looks like the name of a setting:
+the path of a table named ``keys`` is no secret. Nor does Spark know that a URL may have a password.
+"""
 _PASSWORD: Final = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]+)", re.IGNORECASE)
 _USER: Final = re.compile(r"(?P<user>\w*:/*[^:/?#]*):.*@", re.DOTALL)
 

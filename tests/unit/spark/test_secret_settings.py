@@ -1,11 +1,13 @@
 """Settings with a secret are not in the command line of Spark's JVM, which every user of the machine can see."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from spark_sink.spark import jvm, secret_settings
 from spark_sink.spark.home import GATEWAY
+from spark_sink.spark.settings import general_settings
 
 S3_KEY = {"spark.hadoop.fs.s3a.secret.key": "CANARY"}
 
@@ -56,3 +58,30 @@ def test_what_the_jvm_needs_at_its_start_is_in_its_command_line(settings: dict[s
 @pytest.mark.parametrize("jars", ["/a.jar", "file:///a.jar,local:///b.jar"])
 def test_jars_on_this_machine_need_no_key(jars: str) -> None:
     assert secret_settings.for_command_line({"spark.jars": jars} | S3_KEY) == {"spark.jars": jars}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+        "fs.azure.account.key.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.hadoop.fs.s3a.bucket.my-lake.encryption.key",
+        "fs.s3a.secret.key",
+        "spark.ssl.keyPassword",
+        "spark.executorEnv.PGPASSFILE",
+        "jdbc:postgresql://h/db?user=r&password=CANARY",
+        "https://r:CANARY@h/",
+    ],
+)
+def test_spark_hides_what_is_secret(text: str) -> None:
+    """In its user interface, which asks for no password, and in event logs. It looks for the pattern in names and in values."""
+    assert re.search(general_settings(ui=True)["spark.redaction.regex"], text)
+
+
+@pytest.mark.parametrize(
+    "text", ["spark.sql.shuffle.partitions", "spark.kerberos.keytab", "/lake/public.keys/changelog", "s3a://lake/passengers", "key"]
+)
+def test_spark_shows_what_is_no_secret(text: str) -> None:
+    """Among others the properties by which a view of the catalog is recognised: they have the path of a table."""
+    assert not re.search(general_settings(ui=True)["spark.redaction.regex"], text)
