@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name for this m
 
 from cdcpipe import logs
 from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.printable import printable_json
 from cdcpipe.units import count_from
 from spark_sink.commands.configured import ConfiguredCommand
 from spark_sink.commands.options import CONTEXT_SETTINGS, log_to_stderr, verbose_option, warehouse_options
@@ -98,4 +99,4 @@ def print_rows(rows: DataFrame, limit: int) -> None:
         if limit and number == limit:
             logs.show(f"there are more rows than these {limit}: --limit 0 shows all")
             break
-        click.echo(row["line"])
+        click.echo(printable_json(row["line"]))

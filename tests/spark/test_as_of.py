@@ -190,6 +190,15 @@ def test_rows_are_printed(past: Past, capsys: pytest.CaptureFixture[str]) -> Non
     assert printed.err == ""
 
 
+def test_a_printed_row_does_nothing_to_a_terminal(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Users of the application may have typed anything. Spark escapes only what is below a space."""
+    typed = "a\x9b2J\x7f\u202eü😀"
+    print_rows(spark.createDataFrame([(typed,)], "name string"), 0)
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert line == r'{"name":"a\u009b2J\u007f\u202eü😀"}'
+    assert json.loads(line) == {"name": typed}
+
+
 def test_the_command(past: Past, tmp_path: Path) -> None:
     arguments = ["as-of", "--warehouse", str(past.warehouse), "--table", "public.days", "--at", format_lsn(past.moments[0].lsn)]
     arguments += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--output"]
