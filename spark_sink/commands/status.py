@@ -23,6 +23,7 @@ from spark_sink.commands.options import CONTEXT_SETTINGS, connection_options, no
 from spark_sink.commands.parameters import PLACE, limit
 from spark_sink.commands.signals import on_signals
 from spark_sink.commands.watch import watching
+from spark_sink.files.local import replacing
 from spark_sink.files.system_limits import of_system
 from spark_sink.staging import samples
 from spark_sink.staging.log import read_chain
@@ -220,13 +221,8 @@ def _show(
 
 def _write_page(path: Path, page: str) -> None:
     """Write the page in one step: a browser never loads half of it. A path in it may have bytes that are not UTF-8."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(printable_lines(page), encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path, 0o666) as stream:  # a web server reads it
+        stream.write(printable_lines(page).encode())
 
 
 def _monitor(

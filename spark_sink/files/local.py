@@ -14,7 +14,7 @@ import stat
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink.files.system_hints import disk_hint_of, hint_of
@@ -39,6 +39,7 @@ __all__ = [
     "private_opener",
     "read_file",
     "read_json",
+    "replacing",
     "write_json",
 ]
 
@@ -222,15 +223,26 @@ def write_json(path: Path, value: dict[str, Any], mode: int = 0o600) -> None:
 
     The file has the permissions of ``mode`` that the umask leaves: nobody else reads it unless the caller says so.
     """
+    with replacing(path, mode) as stream:
+        stream.write(json.dumps(value, indent=1).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    fsync_directory(path.parent)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Write a file that takes the place of ``path`` when the context is left, in one step. An error leaves ``path`` as it is.
+
+    The file is new and has a name that nobody can know before. So two writers do not write into one file, and neither follows a
+    symbolic link that another user has put there. Its permissions are those of ``mode`` that the umask leaves.
+    """
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         with named(path), open(fd, "wb") as stream:
-            stream.write(json.dumps(value, indent=1).encode() + b"\n")
-            stream.flush()
-            os.fsync(fd)
+            yield stream
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    fsync_directory(path.parent)

@@ -143,11 +143,15 @@ def test_the_command_writes_the_page_with_the_history(tmp_path: Path, commands: 
     sample = {"seconds": 60.0, "records": 1, "bytes": 2, "changes": 3, "lag_bytes": 4, "lag_s": 5.0}
     lines = [json.dumps({"time": 60.0 * number, **sample}) for number in range(5)]
     (pipeline / "staging/history.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "other").write_text("not the page")
+    target.with_name("page.html.tmp").symlink_to("other")  # of another user who may write to this directory
     ended = commands.spark_cli("status", "--warehouse", str(pipeline / "warehouse"), "--html", str(target))
     assert ended.stdout == ""
     text = target.read_text()
     assert len(charts(text)) == 4
     assert "refresh" not in text
-    assert [path.name for path in tmp_path.glob("page.*")] == ["page.html"]
+    assert (tmp_path / "other").read_text() == "not the page"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["other", "page.html", "page.html.tmp"]
+    assert target.stat().st_mode == (tmp_path / "other").stat().st_mode  # a web server reads it
     assert commands.cdcpipe_spark("status", "--staging", "x", "--html", str(target), "--json").code == 1
     assert commands.cdcpipe_spark("status", "--staging", "x", "--html", str(target), "--check").code == 3
