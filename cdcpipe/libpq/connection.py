@@ -18,7 +18,7 @@ from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InitError, Serve
 from cdcpipe.libpq import hosts
 from cdcpipe.libpq.connecting import connect, current_host, named_hosts
 from cdcpipe.libpq.driver import errors, pq
-from cdcpipe.libpq.parameters import effective_parameters
+from cdcpipe.libpq.parameters import effective_parameters, protection_of
 from cdcpipe.libpq.server_errors import NO_POOLER, Failure, lost_error, server_error
 from cdcpipe.libpq.waiting import NO_LIMIT, OverdueError, wait
 from cdcpipe.sql import quote_literal
@@ -128,6 +128,11 @@ class Connection:
         if effective_parameters(self._settings).get("hostaddr"):
             values["hostaddr"] = pgconn.hostaddr
         return {name: value.decode("utf-8", "replace") for name, value in values.items() if value}
+
+    @property
+    def protection(self) -> dict[str, str]:
+        """How the connection is protected (TLS, certificates, authentication), as libpq's parameters. No password is among them."""
+        return protection_of(self._pgconn)
 
     @property
     def host(self) -> hosts.Host:

@@ -10,9 +10,18 @@ from typing import Any
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.libpq.driver import conninfo, errors, pq
 
-__all__ = ["connection_parameters", "effective_parameters", "network_defaults"]
+__all__ = ["connection_parameters", "effective_parameters", "network_defaults", "protection_of"]
 
 _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+_PROTECTION = frozenset(
+    {
+        *("sslmode", "sslnegotiation", "sslrootcert", "sslcrl", "sslcrldir", "sslcert", "sslkey"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+        *("gssencmode", "krbsrvname", "gsslib", "channel_binding", "require_auth", "requirepeer"),
+    }
+)
+"""How a session is encrypted, and how server and user prove who they are."""
 
 _URI = re.compile(r"\s*(postgres(ql)?:|\w+://)", re.IGNORECASE)
 _BEFORE_PATH = re.compile(r"\s*\w+:/*[^/?]*")
@@ -111,6 +120,19 @@ def effective_parameters(settings: Mapping[str, str]) -> dict[str, str]:
         return {each.keyword.decode(): each.val.decode("utf-8", "replace") for each in pgconn.info if each.val}
     finally:
         pgconn.finish()
+
+
+def protection_of(pgconn: pq.abc.PGconn) -> dict[str, str]:
+    """Return how an open connection is protected, wherever that was set: those of these parameters that have no default value.
+
+    For a default, such as ``sslmode=prefer``, there is no parameter: it would count before what the environment of the process that
+    gets the parameters says. (`effective_parameters` does not know the ``sslmode``.)
+    """
+    return {
+        name: each.val.decode("utf-8", "replace")
+        for each in pgconn.info
+        if (name := each.keyword.decode()) in _PROTECTION and each.val and each.val != each.compiled
+    }
 
 
 def network_defaults(effective: Mapping[str, str]) -> dict[str, str]:

@@ -199,11 +199,11 @@ def exporting(config: SlotConfig, readable: Sequence[str] = (), *, quiet: bool =
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
-            parameters = _for_other_processes(config.parameters)
+            parameters = _for_other_processes(config.parameters, connection)
             with telling_of_new_slot(slot):
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
                 preparation = _preparation(connection, config, slot, server, in_use=True, quiet=quiet)
-        yield preparation, Export(made[0], slot.is_new, parameters | connection.address, walsender)
+        yield preparation, Export(made[0], slot.is_new, parameters, walsender)
 
 
 def _named(tables: Sequence[PublishedTable], names: Sequence[str]) -> list[PublishedTable]:
@@ -218,14 +218,16 @@ def _named(tables: Sequence[PublishedTable], names: Sequence[str]) -> list[Publi
     return [table for table, name in zip(tables, published, strict=True) if "*" in names or name in names]
 
 
-def _for_other_processes(given: Mapping[str, str]) -> dict[str, str]:
-    """Return libpq's parameters for sessions of other processes, without the server's address. These may set more ``options``.
+def _for_other_processes(given: Mapping[str, str], connection: Connection) -> dict[str, str]:
+    """Return libpq's parameters with which other processes connect to the same server, no less protected; no password.
 
-    libpq takes the options of the environment or of a service file only if none are given with a connection.
+    These processes may be on machines with another environment, and without the service file. They may set more ``options``: libpq
+    takes the options of the environment or of a service file only if none are given with a connection.
     """
     effective = effective_parameters(given)
     options = {name: value for name, value in effective.items() if name == "options"}
-    return network_defaults(effective) | {name: value for name, value in given.items() if name != "hostaddr"} | options
+    without_address = network_defaults(effective) | {name: value for name, value in given.items() if name != "hostaddr"}
+    return without_address | options | connection.protection | connection.address
 
 
 def read_stream_arguments(fd: int) -> list[str]:

@@ -692,6 +692,25 @@ def test_connections_that_copy_rows_have_the_options_of_a_service_file(source: S
         assert asked(export, "current_user::text") == "pg_read_all_data"
 
 
+def test_connections_that_copy_rows_are_protected_as_the_environment_says(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor on another machine has another environment. With libpq's defaults, it would not verify the server."""
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    service = source.directory / "service.conf"
+    service.write_text(f"[shop]\n{source.database.tcp_dsn.replace(' ', chr(10))}\nsslrootcert=/etc/ssl/shop.pem\n")
+    in_environment = {"PGSERVICEFILE": str(service), "PGSSLMODE": "allow", "PGREQUIREAUTH": "none", "PGPASSWORD": "CANARY"}
+    for name, value in in_environment.items():
+        monkeypatch.setenv(name, value)
+    with closing(export_as(source, "service=shop")) as export:
+        for name in in_environment:
+            monkeypatch.delenv(name)
+        protected = {"sslmode": "allow", "require_auth": "none", "sslrootcert": "/etc/ssl/shop.pem"}
+        assert protected.items() <= export.connection.items()
+        assert "channel_binding" not in export.connection, "its default, which the executor's environment may replace"
+        assert "CANARY" not in export.connection.values()
+        export.connection.pop("service")
+        assert asked(export, "current_database()") == source.database.name
+
+
 def test_connections_that_copy_rows_need_no_name_of_a_host_with_an_address(source: Source) -> None:
     """The name may be there only for the server's certificate."""
     source.sql("create table t (id int primary key)", "create publication p for table t")
