@@ -124,7 +124,6 @@ def command(
             "snapshot": export.snapshot.name,
             "consistent_point": format_lsn(export.snapshot.consistent_point),
             "slot_created": export.is_slot_new,
-            "connection": dict(export.connection),
         }
         _print(found, exported)
         export.hold(0, linger)
@@ -145,6 +144,7 @@ def _report(found: Preparation) -> dict[str, Any]:
         "timeline": found.system.timeline,
         "timeline_history": [{"timeline": end.timeline, "end_lsn": str(end.end_lsn)} for end in found.timeline_history],
         "database": found.database,
+        "connection": dict(found.connection),
         "wal_lsn": str(found.end_lsn),
         "is_standby": slot.in_recovery,
         "slot": {

@@ -40,13 +40,15 @@ _LINGER_POLL_S = 0.2
 class Preparation:
     """The slot, found or just created, and the other facts found before streaming.
 
-    ``end_lsn`` lies after every transaction that had committed by then.
+    ``end_lsn`` lies after every transaction that had committed by then. ``connection`` has libpq's parameters, without a password,
+    with which other processes connect to the one server that was asked.
     """
 
     server_version: int
     system: System
     timeline_history: list[TimelineEnd]
     database: str
+    connection: Mapping[str, str]
     end_lsn: LSN
     slot: Slot
     publications: list[str]
@@ -57,14 +59,13 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A snapshot that other sessions can read. ``connection`` has libpq's parameters for the one server that has it, no password.
+    """A snapshot that other sessions on the server can read.
 
     With ``is_slot_new`` the snapshot is that of the slot's beginning. Otherwise it is current, somewhere in the slot's stream.
     """
 
     snapshot: ExportedSnapshot
     is_slot_new: bool
-    connection: Mapping[str, str]
     walsender: Walsender
 
     def hold(self, fd: int, linger_s: float = 0.0) -> None:
@@ -158,6 +159,7 @@ def _preparation(
         system=server[0],
         timeline_history=server[1],
         database=connection.database,
+        connection=_for_other_processes(config.parameters, connection),
         end_lsn=current_lsn(connection),
         slot=slot,
         publications=list(config.publications),
@@ -199,11 +201,10 @@ def exporting(config: SlotConfig, readable: Sequence[str] = (), *, quiet: bool =
                 check(published_tables(connection, config.publications))
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
-            parameters = _for_other_processes(config.parameters, connection)
             with telling_of_new_slot(slot):
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
                 preparation = _preparation(connection, config, slot, server, in_use=True, quiet=quiet)
-        yield preparation, Export(made[0], slot.is_new, parameters, walsender)
+        yield preparation, Export(made[0], slot.is_new, walsender)
 
 
 def _named(tables: Sequence[PublishedTable], names: Sequence[str]) -> list[PublishedTable]:

@@ -30,7 +30,7 @@ from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -42,6 +42,9 @@ STOPPED: Final = "the snapshot was stopped before its end"
 _PURPOSE = "for"
 _PIPE, _TEXT = "hold", "export.json"
 _DROP = b"q\n"
+
+_SERVER: Final = ("host", "hostaddr", "port", "dbname")
+"""The parameters of a connection that name the server and its database. A snapshot is on one server."""
 
 _LAST_LINE = b"\n}\n"
 """The end of the object that the subprocess prints. It is indented, so the objects in it do not end at the beginning of a line."""
@@ -58,7 +61,8 @@ class ExportedSnapshot:
 
     It continues with an earlier snapshot only if ``hold_s`` is not 0, if that snapshot was taken for the same ``tables``
     ("schema.name"; empty for all published tables), if these tables have not changed their definition since, and if the slot is
-    still there. ``on_held`` is called as soon as this process alone holds the directory, before anything is asked of the server.
+    still there. Then `connection` names the server of that snapshot, and has the user and the other parameters of this process.
+    ``on_held`` is called as soon as this process alone holds the directory, before anything is asked of the server.
     """
 
     def __init__(
@@ -93,7 +97,8 @@ class ExportedSnapshot:
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])
                 self.is_slot_new = bool(found["slot_created"])
-                self.connection = {str(name): str(value) for name, value in found["connection"].items()}
+                self.connection = self.prepared.connection
+                """libpq's parameters for sessions that read the snapshot. No password is among them."""
         except BaseException:
             self._end(is_done=not self.is_left_over)
             raise
@@ -108,9 +113,11 @@ class ExportedSnapshot:
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
-        if self.is_left_over and self._is_unchanged(Prepared.of(found), is_stopping):
-            _logger.info("continuing with the snapshot of an earlier run")
-            return found
+        if found is not None and self.is_left_over:
+            then = Prepared.of(found)
+            if (now := self._if_unchanged(then, is_stopping)) is not None:
+                _logger.info("continuing with the snapshot of an earlier run")
+                return found | {"connection": _at_server_of(then.connection, now.connection)}
         _logger.info("the snapshot of the earlier run does not fit this run")
         self.is_left_over = False
         self._release()
@@ -120,13 +127,13 @@ class ExportedSnapshot:
         """Return slot, publications and tables of this snapshot. Connection options are left out: they may contain a password."""
         return [self._config.slot, list(self._config.publications), list(self._tables)]
 
-    def _is_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> bool:
-        """Tell whether server and tables are the same as ``then``, and the server still holds the snapshot."""
+    def _if_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> Prepared | None:
+        """Return what is there now if server and tables are the same as ``then``, and the server still holds the snapshot."""
         try:
             now = look_up(self._config, is_stopping)
         except (LostSlotError, SlotDoesNotExistError):  # a new slot begins later: nothing has the changes since the snapshot
-            return False
-        return self._described(then) == self._described(now) and self._say(b"\n")
+            return None
+        return now if self._described(then) == self._described(now) and self._say(b"\n") else None
 
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return the facts that have to be the same before another process may continue with a snapshot."""
@@ -285,6 +292,12 @@ def drop_left(directory: Path) -> None:
 
 class SnapshotError(CdcpipeError):
     """A snapshot could not be taken or read."""
+
+
+def _at_server_of(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters ``now`` for the server of ``then``. Who connects, and how protected, is for this run to say."""
+    own = {name: value for name, value in now.items() if name not in _SERVER}
+    return own | {name: value for name, value in then.items() if name in _SERVER}
 
 
 def _tell(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cdcpipe.errors import CdcpipeError
@@ -88,6 +88,8 @@ class Prepared:
     """Whether the server is one. After a restart it replays WAL again, so its position goes back for a while."""
     timeline_history: tuple[tuple[int, int], ...] = ()
     """The earlier timelines of the server, in order: each with the LSN at which it was left."""
+    connection: Mapping[str, str] = field(default_factory=dict)
+    """libpq's parameters with which other processes connect to this one server. No password is among them."""
 
     @property
     def timeline_began_at(self) -> dict[int, int]:
@@ -127,6 +129,7 @@ class Prepared:
                 timeline_history=tuple(
                     (int(each["timeline"]), LSN.parse(each["end_lsn"])) for each in value.get("timeline_history", ())
                 ),
+                connection={str(name): str(setting) for name, setting in value.get("connection", {}).items()},
             )
 
 

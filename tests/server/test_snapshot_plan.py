@@ -707,7 +707,7 @@ def test_connections_that_copy_rows_are_protected_as_the_environment_says(source
         assert protected.items() <= export.connection.items()
         assert "channel_binding" not in export.connection, "its default, which the executor's environment may replace"
         assert "CANARY" not in export.connection.values()
-        export.connection.pop("service")
+        export.connection = {name: value for name, value in export.connection.items() if name != "service"}
         assert asked(export, "current_database()") == source.database.name
 
 
@@ -922,3 +922,20 @@ def until_raised(check: Callable[[], None]) -> None:
         return False
 
     until(checked, "an error")
+
+
+def test_a_snapshot_that_was_left_is_read_as_the_next_run_says(source: Source) -> None:
+    """Somebody ends a run because its user or its TLS is wrong, and starts again with other options."""
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+
+    def take(place: str) -> ExportedSnapshot:
+        config = source.config(connection=("-d", place))
+        return ExportedSnapshot(config, lambda: False, source.directory / "left", hold_s=60.0)
+
+    first = take(f"{source.database.dsn} keepalives_idle=20 sslmode=disable")
+    first.leave()
+    with closing(take(f"{source.database.tcp_dsn} options='-c role=pg_read_all_data' sslmode=allow")) as again:
+        assert again.is_left_over
+        assert again.connection["host"] == first.connection["host"] != "127.0.0.1"
+        assert (again.connection["sslmode"], again.connection["keepalives_idle"]) == ("allow", "60")
+        assert asked(again, "current_user::text") == "pg_read_all_data"
