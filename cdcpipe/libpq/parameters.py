@@ -108,7 +108,7 @@ def _checked(key: str, value: str) -> dict[str, str]:
 
 
 def _refuse_secret(key: str) -> None:
-    msg = f"{key} is not taken from the command line, where every user of this machine could read it"
+    msg = f"{key} is not taken from an option: options are on command lines, which every user of this machine can read"
     raise InvalidArgumentsError(msg, hint="set PGPASSWORD, or use a password file (PGPASSFILE) or a service file")
 
 

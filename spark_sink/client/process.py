@@ -31,6 +31,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.running_time import RunningTime
 from cdcpipe.threads import Worker
 from spark_sink.client import guard
+from spark_sink.client.connection import refuse_passwords
 from spark_sink.client.failure import Failure
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class Child:
     ``stdin`` is passed to `subprocess.Popen`. A thread calls ``tell`` with each line on stderr. With ``outlives_us`` the child
     keeps running after this process has ended: the guard does not end it. Then `tell_news` calls ``tell``.
 
-    Raises OSError if a limit of the machine allows no process, no pipe or no thread. Then no child is left.
+    Raises InvalidArgumentsError, and starts nothing, if ``arguments`` have a password. Raises OSError if a limit of the machine
+    allows no process, no pipe or no thread. Then no child is left.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Child:
         tell: Callable[[str], None] | None = None,
         outlives_us: bool = False,
     ) -> None:
+        refuse_passwords(arguments)
         self._tell = tell
         self._lines: deque[str] = deque(maxlen=_SAID_LINES)
         self._partial = b""

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdcpipe import running_time
-from cdcpipe.errors import CdcpipeError, ConnectionClosedError
+from cdcpipe.errors import CdcpipeError, ConnectionClosedError, InvalidArgumentsError
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from cdcpipe.threads import Worker
@@ -39,6 +39,38 @@ def test_a_command_is_asked() -> None:
     answer = ask(["x"], command=python(failing), tell=told.append)
     assert (answer.code, answer.failure.message, answer.failure.hint) == (8, "so", "go")
     assert told == ["cdcpipe: error: so", "cdcpipe: hint: go"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-d", "postgresql://cdc:CANARY@db/shop"),
+        ("-dpostgresql://cdc:CANARY@db/shop",),
+        ("--dbname=host=db password=CANARY",),
+        ("--dbname", "postgresql://db/shop?p%61ssword=CANARY"),
+        ("-d", "shop", "-m", "sslpassword=CANARY"),
+        ("-h", "db", "--param", "scram_client_key=CANARY"),
+        ("--param=oauth_client_secret=CANARY",),
+    ],
+)
+def test_a_password_is_in_no_command_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """It may be from a file that one user reads, or from a program. Until then it is a secret."""
+    started = tmp_path / "started"
+    with pytest.raises(InvalidArgumentsError, match="is not taken from an option") as refused:
+        Child(["slot", *arguments, "-S", "s"], command=python(f"open({str(started)!r}, 'w')"))
+    assert "CANARY" not in f"{refused.value.message} {refused.value.hint}"
+    assert not started.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-d", "postgresql://cdc@db:5432/shop?application_name=a:b@c", "-m", "passfile=/etc/pass"),
+        ("-d", "host=db", "-m", "application_name=password", "--publication", "password=x", "--publication", "a:b@c", "-d"),
+    ],
+)
+def test_what_looks_like_a_password_and_is_none_is_taken(arguments: tuple[str, ...]) -> None:
+    assert ask(["x", *arguments], command=python("import sys; print(*sys.argv[2:])")).output.decode() == " ".join(arguments) + "\n"
 
 
 def test_a_child_names_tables_in_each_locale(monkeypatch: pytest.MonkeyPatch) -> None:
