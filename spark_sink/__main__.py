@@ -26,6 +26,7 @@ from spark_sink.commands.all_commands import COMMANDS, load
 from spark_sink.commands.options import CONTEXT_SETTINGS
 from spark_sink.files.system_limits import described
 from spark_sink.spark import without_pandas
+from spark_sink.spark.environment import import_nothing_from_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,7 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         signals.listen()
         have_no_blas_threads()
         without_pandas.want()
+        import_nothing_from_here()
         result = group.main(args=arguments, prog_name="cdcpipe-spark", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort) as ex:  # from Spark's own handler, before `signals.kept` restores ours
         if isinstance(ex.__cause__, EOFError):  # click takes each of them for the end of stdin, which no command reads

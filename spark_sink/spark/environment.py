@@ -15,9 +15,19 @@ from spark_sink.spark.home import GATEWAY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["naming_all_paths", "prepare_workers", "python_path", "stay_on_this_machine"]
+__all__ = ["import_nothing_from_here", "naming_all_paths", "prepare_workers", "python_path", "stay_on_this_machine"]
 
 _ADDRESSES: Final = ("SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")
+
+
+def import_nothing_from_here() -> None:
+    """Let no Python process that this one starts import from the current directory. A command calls this at its start.
+
+    Spark starts the workers of a local master with ``python -m``, which looks there before everything else. The directory may have
+    a ``queue.py`` of other programs or of another user, or another version of these packages. Workers on other machines do not get
+    the variable. Nor does a program call this that imports `spark_sink`: its workers may need the modules that it has there.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def stay_on_this_machine(settings: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.schema.table import Table
 from spark_sink.spark import given, session
 from support.cli_process import spark_cli
+from support.paths import ROOT
 from support.segments import Log, relation
 from support.small_pipeline import make_pipeline
 
@@ -183,6 +184,24 @@ def test_java_writes_where_python_says_whatever_the_locale_is(tmp_path: Path) ->
     done = subprocess.run(command, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["größe"]
+
+
+PROGRAM_OF_A_COMMAND = """
+from spark_sink import build_session
+from spark_sink.__main__ import invoke
+
+invoke(["--version"])  # what each command does first
+print(build_session(format="parquet").range(3).mapInArrow(lambda batches: batches, "id long").count())
+"""
+
+
+def test_the_workers_of_a_command_import_nothing_from_the_current_directory(tmp_path: Path) -> None:
+    """It may have files of other programs, of another user, or another version of cdcpipe."""
+    (tmp_path / "socket.py").write_text("raise ImportError('not the library')")
+    command = [sys.executable, "-P", "-c", PROGRAM_OF_A_COMMAND]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["3"]), done.stderr
 
 
 PROGRAM_WITHOUT_MEMORY = """
