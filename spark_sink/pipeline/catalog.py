@@ -41,7 +41,7 @@ from pyspark.sql.types import ArrayType
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.files import places
-from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews, is_at, look_up
+from spark_sink.pipeline.history_views import HISTORY_OF, HistoryViews, is_at, look_up, place_property
 from spark_sink.schema.table import DDL, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.schema.types import is_json, json_fields
 from spark_sink.spark.sql import literal, only, path_of, quote
@@ -312,7 +312,7 @@ class CatalogDatabase:
             names = [quote(field.name) for field in fields]
             parsed = [f"{_parsed(field)} AS {quoted}" for field, quoted in zip(fields, names, strict=True)]
             others = [f"* EXCEPT ({', '.join(names)})"] if len(fields) < len(columns) else []
-            of = literal(places.name(path))
+            of = literal(place_property(path))
             self._spark.sql(
                 f"CREATE OR REPLACE VIEW {self._quoted(view)} TBLPROPERTIES ('{_VARIANT_OF}' = {of}) "
                 f"WITH SCHEMA EVOLUTION AS SELECT {', '.join(others + parsed)} FROM {self._quoted(name)}"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Place, Table
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["HISTORY_OF", "HistoryViews", "is_at", "look_up"]
+__all__ = ["HISTORY_OF", "HistoryViews", "is_at", "look_up", "place_property"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ _MADE_OF: Final = "cdcpipe.history_made_of"
 """The property with the digest."""
 _NOTHING_THERE: Final = "DELTA_PATH_DOES_NOT_EXIST"
 """The condition of Delta's error for a name whose table is not at its place."""
+
+_IN_HEX: Final = re.compile(r"hex:((?:[0-9a-f]{2})+)")
+"""A property that `place_property` has made."""
 
 _REASON: Final = 200
 """How much of a catalog's error is shown: it may repeat the text of the view."""
@@ -117,7 +121,7 @@ class HistoryViews:
         return _Basis(changelog, self._spark.table(changelog).schema, shape, versions[0].place)
 
     def _make(self, table: Table, view: str, basis: _Basis, known: Known) -> None:
-        properties = {HISTORY_OF: self._path(table), _MADE_OF: basis.digest}
+        properties = {HISTORY_OF: place_property(self._warehouse.changelog(table)), _MADE_OF: basis.digest}
         listed = ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
         text = basis.sql(known)
         try:
@@ -133,7 +137,10 @@ class HistoryViews:
             self._spark.sql(f"DROP VIEW {view}")
 
     def properties(self, name: str) -> dict[str, str]:
-        """Return the properties of a view or table in the catalog; none if it does not exist, or is not at its place any more."""
+        """Return the properties of a view or table in the catalog; none if it does not exist, or is not at its place any more.
+
+        What `place_property` has made is the path again.
+        """
         return self._look(name)[1]
 
     def _look(self, name: str, tables: Iterable[Table] = ()) -> tuple[bool, dict[str, str]]:
@@ -149,7 +156,7 @@ class HistoryViews:
             return False, {}
         if not is_there:
             return False, {}
-        return True, {row["key"]: row["value"] for row in self._spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
+        return True, {row["key"]: _plain(row["value"]) for row in self._spark.sql(f"SHOW TBLPROPERTIES {name}").collect()}
 
     def _path(self, table: Table) -> str:
         return places.name(self._warehouse.changelog(table))
@@ -160,6 +167,21 @@ class HistoryViews:
             table,
             reason,
         )
+
+
+def place_property(path: Path) -> str:
+    """Return the value of a view's property that names a place. `HistoryViews.properties` reads it.
+
+    Spark's SQL tells no value in which it finds a word like "url" or "token", and the name of a table or a directory may have one.
+    It finds none in hexadecimal digits.
+    """
+    return f"hex:{places.name(path).encode().hex()}"
+
+
+def _plain(value: str) -> str:
+    """Return the path in a property. Any other property stays as it is, so also the paths that earlier versions have written."""
+    found = _IN_HEX.fullmatch(value)
+    return value if found is None else bytes.fromhex(found[1]).decode(errors="replace")
 
 
 def look_up(spark: SparkSession, name: str) -> tuple[bool, str | None]:

@@ -268,7 +268,7 @@ def test_a_view_with_variants_goes_with_the_json(spark: SparkSession, database: 
         docs = relation(5, "docs", ("id", INT), ("doc", type_id))
         log.segment([docs, into(docs, b"%d" % log.end_lsn, value)])
         Pipeline(
-            spark, log.root, tmp_path / "warehouse", catalog_database=database, json_variants=json_variants
+            spark, log.root, tmp_path / "url-tokens", catalog_database=database, json_variants=json_variants
         ).process_available()
         assert spark.table(table).where(f"doc = '{value.decode()}'").count() > 0
         return names(spark, database) & views

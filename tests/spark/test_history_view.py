@@ -385,16 +385,19 @@ def test_in_the_catalog(
 
 
 def test_without_the_option_an_older_view_is_dropped(spark: SparkSession, database: str, tmp_path: Path) -> None:
-    """Nobody would keep it right. A table takes the name of a view."""
+    """Nobody would keep it right. A table takes the name of a view.
+
+    Spark's SQL hides a property of a view that has a word like "url" or "token".
+    """
     log, options = Log(tmp_path / "staging"), dict[str, Any](catalog_database=database, format="delta")
     log.segment([FRUIT, into(FRUIT, b"1", b"fig")])
     view = f"{database}.public__fruit__history"
     for is_wanted in (True, False, True):
-        Pipeline(spark, log.root, tmp_path / "warehouse", **options, history="view" if is_wanted else "off").process_available()
+        Pipeline(spark, log.root, tmp_path / "url-tokens", **options, history="view" if is_wanted else "off").process_available()
         assert spark.catalog.tableExists(view) == is_wanted
     same_name = relation(9, "fruit__history", ("id", INT))
     log.segment([same_name, into(same_name, b"1")])
     for _ in range(2):
-        Pipeline(spark, log.root, tmp_path / "warehouse", **options, history="view").process_available()
+        Pipeline(spark, log.root, tmp_path / "url-tokens", **options, history="view").process_available()
         assert spark.table(view).columns == ["id"]
         assert spark.table(f"{view}__history").count() == 1
