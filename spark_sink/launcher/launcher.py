@@ -105,6 +105,7 @@ class Launcher(Background):
         self.config = config
         self._monitor = monitor
         self.prepared: Prepared | None = None
+        """What the server said when the slot was last prepared, which is done anew after each lost stream."""
         self.lock: StagingLock | None = None
         """The lock of the staging directory, if the owner has taken it. The launcher releases it at its end in any case."""
         self.tables: FedTables | None = None
@@ -217,6 +218,9 @@ class Launcher(Background):
                     elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
                         return
                     prepared = opening.reopen(prepared)
+                    if prepared is not None:
+                        # Before the gap counts: whether it is healed depends on the tables that are published behind it.
+                        self.prepared = prepared
                     position = max(opening.position, self._progress.position or opening.position)
                     is_ahead = prepared is not None and opening.is_ahead(prepared)
                     self._note(position=position, gaps=opening.gaps, is_ahead=is_ahead)

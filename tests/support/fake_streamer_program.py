@@ -110,7 +110,7 @@ def run(directory: str, arguments: list[str]) -> None:
                 "confirmed_flush_lsn": turn.get("confirmed", format_lsn(confirmed_lsn)),
                 "created": turn.get("created", False),
             },
-            "tables": [],
+            "tables": turn.get("tables", []),
         }
         sys.stdout.write(turn.get("output", json.dumps(prepared) + "\n"))
         sys.stdout.flush()

@@ -31,6 +31,7 @@ from spark_sink.pipeline.pipeline import Pipeline, PipelineProgress
 from spark_sink.pipeline.runner import Runner
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
+from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours
 from spark_sink.spark import given, jvm, session
@@ -38,9 +39,12 @@ from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.lock import StagingLock, lock_owner
-from spark_sink.staging.log import Position, StagingError
+from spark_sink.staging.log import Position, StagingError, list_epochs
+from spark_sink.warehouse import gaps
+from support.fake_streamer import make_fake
 from support.given_sessions import given_session
 from support.staged import make_epoch
+from support.waiting import until
 
 OPTIONS = """--format parquet --types native --mask a.b.c=null --catalog-database lake --json variant --max-bytes-per-trigger 1MiB
     --trigger-interval 2 --replica-interval 3 --dropped-columns drop --renamed apart --snapshot never --snapshot-chunk-size 1MiB
@@ -628,6 +632,27 @@ def test_a_gap_is_open_until_all_tables_are_copied(
     made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
     assert seen == ([None] if ending == "was healed" else [None, True])
     assert made.has_open_gap == is_open
+
+
+def test_a_gap_is_judged_by_the_tables_that_are_published_behind_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run had begun before the schema was made. Without a table to look at, the gap counted as healed, and none was copied."""
+    fake = make_fake(tmp_path, monkeypatch, turns=[{}, {"exit": 3}])
+    published = {"relation_id": 16384, "schema": "public", "name": "t", "columns": [{"name": "id"}]}
+    fake.set_looks([{"confirmed": "0/9000", "wal_lsn": "0/9000", "tables": [published]}])
+    made = Runner(RunConfig(fake.config(available_now=False, on_gap="resnapshot"), tmp_path / "warehouse"))
+
+    def stop(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(GapSnapshot, "prepare", stop)
+    house = made._warehouse
+    pipeline: Any = SimpleNamespace(pass_gap=lambda: gaps.record(house, list_epochs(fake.staging)))
+    with made.launcher as launcher:
+        house.open(list_epochs(fake.staging)[0])
+        until(lambda: launcher.progress.gaps == 1)
+        made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
+    assert made.has_open_gap
+    assert gaps.open_gap(house) is not None
 
 
 @pytest.mark.parametrize("moment", ["the server's WAL is waited for", "tables are copied"])
