@@ -16,7 +16,6 @@ own position, whichever segments the micro-batch has.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -43,6 +42,7 @@ from spark_sink.warehouse import dropped_tables, landed_snapshots, new_changelog
 from spark_sink.warehouse.comments import Comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
+from spark_sink.warehouse.wanted_copies import take_back_first
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from spark_sink.staging.log import Segment
 
 __all__ = ["MicroBatch"]
-
-_logger = logging.getLogger(__name__)
 
 _APPENDS = RetryPolicy(attempts=10)
 """How often to write a micro-batch if another program changes its changelogs meanwhile."""
@@ -139,9 +137,7 @@ class MicroBatch:
         warehouse, new = self._tables.warehouse, [table for table in self.contents if self._tables[table].changelog is None]
         for table, position in landed_snapshots.unfinished(warehouse) if new else ():
             if table in new:
-                _logger.warning("a copy of %s ended before its rows were in the changelog: nothing of it is kept", table)
-                want_copy(warehouse, table, position.lsn, landed_snapshots.KILLED)
-                landed_snapshots.take_back(warehouse, table)
+                take_back_first(warehouse, table, position)
                 self._tables[table].versions = []
 
     def _add_dropped(self) -> None:

@@ -64,7 +64,7 @@ from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
-from spark_sink.warehouse.wanted_copies import SET_BACK, waits_for
+from spark_sink.warehouse.wanted_copies import SET_BACK, take_back_first, waits_for
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
     """
     for table, position in landed_snapshots.unfinished(warehouse):
         if not warehouse.has_changelog(table):
-            landed_snapshots.take_back(warehouse, table)
+            take_back_first(warehouse, table, position)
         elif _has_rows_of(spark, warehouse, table, position):
             if warehouse.format.keeps_replicas:
                 remake(spark, warehouse, table, position)

@@ -13,6 +13,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.lock import open_alone, wait_for_lock
 from spark_sink.schema.table import Table
+from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import Copies, is_copied_since
 from spark_sink.warehouse.table_files import TableFiles
@@ -29,6 +31,7 @@ from spark_sink.warehouse.table_files import TableFiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from spark_sink.staging.log import Position
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
@@ -41,10 +44,13 @@ __all__ = [
     "give_up",
     "record_failure",
     "settle",
+    "take_back_first",
     "waiting",
     "waits_for",
     "want",
 ]
+
+_logger = logging.getLogger(__name__)
 
 MASKS_CHANGED: Final = "the masks of its columns have changed"
 """The reason for a copy of a table whose replica has rows from before a mask."""
@@ -131,6 +137,16 @@ def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Calla
         kept = [each for each in found.reasons if each.text != reason]
         new = Reason(reason, since_lsn, now() if same is None else same.found_at)
         _write(house, replace(found, reasons=tuple(_newest([*kept, new]))))
+
+
+def take_back_first(house: Warehouse, table: Table, position: Position) -> None:
+    """Take back an unfinished first copy (`landed_snapshots.take_back`), and record that the table needs another one.
+
+    The copy may have been in the place of a changelog that had gone. Without a record nothing would tell that there ever was one.
+    """
+    _logger.warning("a copy of %s ended before its rows were in the changelog: nothing of it is kept", table)
+    want(house, table, position.lsn, landed_snapshots.KILLED)
+    landed_snapshots.take_back(house, table)
 
 
 def _newest(reasons: list[Reason]) -> Iterable[Reason]:

@@ -227,3 +227,19 @@ def test_a_later_copy_that_failed_leaves_the_key_of_the_changes_since(
     merge.finish_snapshots(spark, house)
     assert house.versions(T) == [first, *([replace(snapshot, snapshot=())] if is_past else [])]
     assert [each.why for each in wanted_copies.waiting(house)][:1] == (["a copy of its rows was killed"] if is_past else [])
+
+
+def test_a_first_copy_that_failed_leaves_its_table_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The copy was in the place of a changelog that had gone. Nothing told any more that the table had been there."""
+    house = Warehouse(tmp_path / "warehouse", "delta")
+    house.open(EPOCH)
+    house.replica(T).mkdir(parents=True)
+    house.write_versions(T, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
+    landed_snapshots.record_start(house, T, Position(1, 50))
+    spark: Any = None
+    merge.finish_snapshots(spark, house)
+    assert (house.replica(T).exists(), house.tables(), landed_snapshots.unfinished(house)) == (False, [], [])
+    assert [(each.table, each.why, each.reasons[0].since_lsn) for each in wanted_copies.waiting(house)] == [
+        (T, "a copy of its rows was killed", 50)
+    ]
+    assert caplog.messages == ["a copy of public.t ended before its rows were in the changelog: nothing of it is kept"]
