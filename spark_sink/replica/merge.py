@@ -64,6 +64,7 @@ from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
+from spark_sink.warehouse.unchanged import check_unchanged
 from spark_sink.warehouse.wanted_copies import SET_BACK, take_back_first, waits_for
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
@@ -224,7 +225,10 @@ def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
     must not count as copied. Only an empty table has a complete first snapshot without a row: a micro-batch makes no changelog
     before it has taken back what is unfinished (pipeline/micro_batch.py).
     """
-    for table, position in landed_snapshots.unfinished(warehouse):
+    unfinished = landed_snapshots.unfinished(warehouse)
+    if unfinished:
+        check_unchanged(warehouse)
+    for table, position in unfinished:
         if not warehouse.has_changelog(table):
             take_back_first(warehouse, table, position)
         elif _has_rows_of(spark, warehouse, table, position):

@@ -52,7 +52,7 @@ from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_change
 from spark_sink.warehouse.comments import read_comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
-from spark_sink.warehouse.mask_settings import check_unchanged
+from spark_sink.warehouse.unchanged import check_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

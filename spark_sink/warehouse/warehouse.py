@@ -69,15 +69,7 @@ if TYPE_CHECKING:
 
     from cdcpipe.pgoutput.messages import Relation
 
-__all__ = [
-    "MASKS_VERSION",
-    "Source",
-    "Warehouse",
-    "another",
-    "encode_name",
-    "masks_path",
-    "noted_masks",
-]
+__all__ = ["MASKS_VERSION", "Source", "Warehouse", "another", "choices", "encode_name", "masks_path", "noted_masks"]
 
 
 CHECKPOINT: Final = "_cdcpipe/checkpoint"
@@ -194,6 +186,17 @@ def _encode(text: str) -> str:
     return "".join(
         chr(byte) if byte in _PLAIN and (index or byte not in _HIDDEN_FIRST) else f"%{byte:02X}" for index, byte in enumerate(data)
     )
+
+
+def choices(house: Warehouse) -> dict[str, Any]:
+    """Return what warehouse.json has of how tables are written. Each start of a run may choose otherwise (unchanged.py)."""
+    return {
+        "readers": house.readers,
+        "widens_columns": house.widens_columns,
+        "deletes": SOFT if house.keeps_deleted else HARD,
+        "column_names": SANITIZE if house.sanitizes_names else KEEP,
+        "history": TABLE if house.keeps_history else OFF,
+    }
 
 
 class Warehouse:
@@ -336,14 +339,7 @@ class Warehouse:
         found = read_json(self.identity_path)
         check_store(self.root)
         identity = {"system_id": epoch.system_id, "database": epoch.database, "slot": epoch.slot}
-        facts: dict[str, Any] = {
-            "publications": list(epoch.publications),
-            "readers": self.readers,
-            "widens_columns": self.widens_columns,
-            "deletes": SOFT if self.keeps_deleted else HARD,
-            "column_names": SANITIZE if self.sanitizes_names else KEEP,
-            "history": TABLE if self.keeps_history else OFF,
-        }
+        facts: dict[str, Any] = {"publications": list(epoch.publications), **choices(self)}
         if found is None:
             for kind in ("changelog", "replica", "history"):
                 if (self.root / kind).is_dir() and any((self.root / kind).iterdir()):
@@ -353,10 +349,8 @@ class Warehouse:
                     )
             make_directory(self.identity_path.parent)
             facts |= _of_epoch(epoch)  # until there is a position: no copy is on an earlier timeline
-            write_json(
-                self.identity_path,
-                {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types, **identity, **facts},
-            )
+            layout = {"version": _LAYOUT_VERSION, "format": self.format.name, "types": self.types}
+            write_json(self.identity_path, layout | identity | facts)
             return None
         if found.get("system_id") in former_system_ids and found.get("system_id") != epoch.system_id:
             facts |= {"system_id": epoch.system_id, **_NO_TIMELINE}  # that of the position is one of the former server

@@ -14,7 +14,7 @@ from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.delta import file_table
 from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import TableLog
-from spark_sink.replica import history_table
+from spark_sink.replica import history_table, merge
 from spark_sink.replica.history import history_schema
 from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import Table
@@ -22,7 +22,7 @@ from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot.plan import StaleSnapshotError, TablePlan
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import new_changelogs, purged_changes, stored_histories
+from spark_sink.warehouse import landed_snapshots, new_changelogs, purged_changes, stored_histories
 from spark_sink.warehouse.comments import Comments, read_comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
@@ -124,3 +124,21 @@ def test_a_changelog_that_begins_anew_has_the_comments(house: Warehouse, monkeyp
     fields = {field["name"]: field["metadata"].get("comment") for field in json.loads(found["schemaString"])["fields"]}
     assert (found["description"], fields["id"], fields["name"]) == ("a table", "a number", None)
     assert read_comments(house, FRUIT) == comments
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_copy_does_not_come_to_tables_that_are_written_otherwise_by_now(house: Warehouse, *, is_first: bool) -> None:
+    """`run --deletes soft` had begun to keep deleted rows meanwhile. The copy made the replica anew without them, for good."""
+    if not is_first:
+        copy(house, 60)
+    Warehouse(house.root, "delta", history="table", deletes="soft").open(EPOCH)
+    changed = "a start of run has changed how .* is written since this command began: deletes is soft now, and was hard$"
+    with pytest.raises(WarehouseError, match=changed):
+        copy(house, 80)
+    assert delta_log.newest_lsn(house.changelog(FRUIT)) == (None if is_first else 60)
+    assert landed_snapshots.unfinished(house) == []
+    # Nor does it finish what another copy has left.
+    landed_snapshots.record_start(house, FRUIT, Position(1, 60))
+    spark: Any = None
+    with pytest.raises(WarehouseError, match=changed):
+        merge.finish_snapshots(spark, house)
