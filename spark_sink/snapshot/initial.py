@@ -31,13 +31,13 @@ from cdcpipe.errors import CdcpipeError, InvalidArgumentsError, UnreachableError
 from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
-from spark_sink.schema.table import Table
+from spark_sink.schema.table import Table, copies_until
 from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log
-from spark_sink.warehouse import published_tables, wanted_copies
+from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.belonging import fed_tables, goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
@@ -203,6 +203,9 @@ class InitialSnapshot(Snapshot):
         self.warehouse.open(epoch, former_system_ids(self._epochs))
         record_staging(self.warehouse, self.config.staging)
 
+    def _begin(self) -> None:
+        self._finish_killed()
+
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
         # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.
@@ -246,11 +249,20 @@ class InitialSnapshot(Snapshot):
             has_changelog = self.warehouse.has_changelog(table)
             if not has_changelog and not homes.is_certain(each.relation_id, each.table):
                 known[each.relation_id] = replace(each, undecided_lsn=each.undecided_lsn or seen.lsn)
-            elif not is_copied_since(self.warehouse, table, 0):
+            elif not self._is_copied(table):
                 why = publication.NOT_COPIED if has_changelog else came
                 wanted_copies.want(self.warehouse, table, seen.lsn, why)
         if known != seen.tables:
             published_tables.write(self.warehouse, replace(seen, tables=known))
+
+    def _is_copied(self, table: Table) -> bool:
+        """Tell whether the table has a copy, if only a first one that was killed after its changelog was there.
+
+        The next start of the pipeline makes the replica from the changelog (`merge.finish_snapshots`).
+        """
+        house = self.warehouse
+        is_first_there = house.has_changelog(table) and not landed_snapshots.adds_rows(house, table)
+        return is_copied_since(house, table, 0) or (is_first_there and bool(copies_until(house.versions(table))))
 
     def _note(self, *, is_complete: bool) -> None:
         path = path_in(self.warehouse)

@@ -16,6 +16,7 @@ from spark_sink.client.prepare import Prepared
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.fit import take_epochs
+from spark_sink.replica import merge
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import copy, initial, publication
@@ -45,6 +46,7 @@ from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
+from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.errors import WarehouseError
@@ -535,6 +537,26 @@ def test_a_snapshot_that_is_given_up_is_over(house: Warehouse, tmp_path: Path, c
     assert caplog.messages == [
         "the initial snapshot is given up: tables that are not copied have only their changes, and wait for a copy"
     ]
+
+
+@pytest.mark.parametrize("is_given_up", [True, False])
+def test_a_first_copy_that_was_killed_at_its_end_is_one(
+    house: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_given_up: bool
+) -> None:
+    """Its replica is made from its changelog. It counted as none: the table was copied a second time."""
+    house.write_versions(A, [replace(version(160, 0, ID, 100), snapshot=((1, "id"),))])
+    (house.changelog(A) / append_name(Position(1, 150), Position(1, 160))).mkdir(parents=True)
+    landed_snapshots.record_start(house, A, Position(1, 160))
+    write(house, seen(found(table("a"), lsn=200)))
+    snapshot = InitialSnapshot(LauncherConfig("slot", tmp_path / "staging"), house, "never" if is_given_up else "initial")
+    snapshot._note(is_complete=False)
+    if is_given_up:
+        snapshot.give_up()
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: True)
+    snapshot._spark = cast("Any", object())
+    snapshot._begin()
+    snapshot._finish()
+    assert (is_unfinished(house), landed_snapshots.unfinished(house), waiting(house)) == (False, [], [])
 
 
 def test_the_record_in_the_warehouse(tmp_path: Path) -> None:
