@@ -2,6 +2,7 @@
 
 position = begin(house, staging, checkpoint, lock, tables)
 ends = finish_left(spark, house, lock, tables, position)
+position = fit.behind_gap(house, staging, position)     # not before: up to this position, each table has its changelog
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ def begin(house: Warehouse, staging: Path, checkpoint: Path, lock: TableLock, ta
     record_staging(house, staging)
     fit.take_epochs(house, staging)
     tables.begin()
-    position = fit.behind_gap(house, staging, position)
     if reached is None or reader_place(staging, READER) != house.name:
         register_reader(staging, READER, reached or removed or Position(0, 0), house.name)
     return position

@@ -175,9 +175,12 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
 
     Call this once the copies are finished that a killed process has left.
 
-    Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Lets a table be copied whose
-    changelog or replica another program has set back with RESTORE: it lacks changes since. Raises WarehouseError, too, if RESTORE
-    has set back the history of the tables' schemas, or the captured DDL: these tell what a later description of a table changes.
+    Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Forgets the versions of one that
+    was about to be made: the next micro-batch writes them again, unless its changes were lost with the log.
+
+    Lets a table be copied whose changelog or replica another program has set back with RESTORE: it lacks changes since. Raises
+    WarehouseError, too, if RESTORE has set back the history of the tables' schemas, or the captured DDL: these tell what a later
+    description of a table changes.
     """
     tables = house.tables()
     paths = [path for table in tables for path in (house.changelog(table), house.replica(table))]
@@ -188,8 +191,10 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
         changelog, replica = house.changelog(table), house.replica(table)
         versions = house.versions(table)
         copies = copies_until(versions)  # complete ones: those of a killed process were finished, or taken back
-        if ends[changelog] is None and (copies or versions[0].end_lsn <= position.lsn):
-            raise gone(house, table)
+        if ends[changelog] is None:
+            if copies or versions[0].end_lsn <= position.lsn:
+                raise gone(house, table)
+            house.forget(table)  # the micro-batch that was to make it was killed
         for path in (changelog, replica):
             end = ends[path]
             if end is not None and end.is_restored:

@@ -396,6 +396,8 @@ class Pipeline(Startable):
         position = begin(self.warehouse, self.staging, self.checkpoint, self.lock, self._tables)
         self._progress = replace(self._progress, position=position)
         ends = finish_left(self.spark, self.warehouse, self.lock, self._tables, position)
+        position = fit.behind_gap(self.warehouse, self.staging, position)
+        self._progress = replace(self._progress, position=position)
         if self._catalog is not None:
             self._catalog.rename()
             self._catalog.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])

@@ -22,6 +22,7 @@ from spark_sink.pipeline.failures import PipelineError, StoppedError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.pipeline.source_ends import SourceEnds
+from spark_sink.schema.table import Table
 from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.gap import Gap
@@ -30,6 +31,7 @@ from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock, lock_file
+from support.descriptions import ID, version
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
 
@@ -307,6 +309,23 @@ def test_a_stop_ends_a_start_that_waits_for_another_process(clock: Clock, tmp_pa
     made.stop()
     with TableLock(tmp_path / "warehouse").own("warehouse", tmp_path / "staging"):
         pass
+
+
+def test_a_table_that_never_came_because_the_log_was_lost_has_not_gone(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A micro-batch was killed after it had recorded the table. Each start ended with "the changelog has gone"."""
+    gap = Gap(0x200, "their log was lost", since=1.0, found=2.0)
+    make_epoch(tmp_path / "staging", 2, 0x300, gap=gap.to_json())
+    check_log = fit.check_log
+    made = pipeline(Query(clock), tmp_path, monkeypatch)
+    monkeypatch.setattr(fit, "check_log", check_log)
+    house = made.warehouse
+    house.open(list_epochs(tmp_path / "staging")[0])
+    house.record(Position(1, 0x200))
+    house.write_versions(Table("public", "t"), [version(0x280, 0, ID)])
+    assert [made._open() for _ in range(2)] == [Position(2, 0x300)] * 2
+    assert (house.source().position, house.tables()) == (Position(2, 0x300), [])
 
 
 def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(
