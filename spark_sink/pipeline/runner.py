@@ -214,6 +214,7 @@ class Runner(Background):
         if self._snapshot.is_left and not self.launcher.progress.gaps:  # the launcher has found the slot: on another server
             self._snapshot.prepare(self._stopping.is_set)
             self._check_stopping()
+            self.launcher.register()  # the tables that begin now were not known when the launcher began
         assert self.launcher.prepared is not None
         self._name_keyless(self.launcher.prepared)
         check_new(self._warehouse, self.launcher.prepared.tables)

@@ -634,6 +634,35 @@ def test_a_gap_is_open_until_all_tables_are_copied(
     assert made.has_open_gap == is_open
 
 
+def test_tables_that_begin_once_the_launcher_has_found_the_slot_are_registered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """While they were copied, another reader of the log could have segments removed that they needed."""
+    events: list[str] = []
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    snapshot = SimpleNamespace(is_left=True, prepare=lambda _: events.append("prepare"), stop=lambda: None)
+
+    class Started(SimpleNamespace):
+        def __enter__(self) -> None:
+            events.append("start")
+            self.register()
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def end(_: object) -> None:
+        raise ReachedError
+
+    monkeypatch.setattr(runner, "register_tables", lambda *_: events.append("register"))
+    monkeypatch.setattr(made, "launcher", Started(progress=Progress(), prepared=object()))
+    monkeypatch.setattr(made, "monitor", nullcontext())
+    monkeypatch.setattr(made, "_snapshot", snapshot)
+    monkeypatch.setattr(made, "_name_keyless", end)
+    with ExitStack() as stack, pytest.raises(ReachedError):
+        made._bring(stack)
+    assert events == ["prepare", "start", "register", "prepare", "register"]
+
+
 def test_a_gap_is_judged_by_the_tables_that_are_published_behind_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The run had begun before the schema was made. Without a table to look at, the gap counted as healed, and none was copied."""
     fake = make_fake(tmp_path, monkeypatch, turns=[{}, {"exit": 3}])
