@@ -318,8 +318,8 @@ class Runner(Background):
 
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
-        snapshot.start(spark, self.config.launcher.staging, self._stopping.is_set)
         try:
+            snapshot.start(spark, self.config.launcher.staging, self._stopping.is_set)
             while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
                 self._check_others()
         finally:

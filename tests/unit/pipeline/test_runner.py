@@ -634,6 +634,19 @@ def test_a_gap_is_open_until_all_tables_are_copied(
     assert made.has_open_gap == is_open
 
 
+def test_the_snapshot_of_a_copy_that_cannot_be_started_is_released(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process that holds it at the server stayed as long as this one, a notebook for instance."""
+    stopped: list[str] = []
+
+    def start(*_: Any) -> None:
+        raise InterruptedError
+
+    snapshot: Any = SimpleNamespace(start=start, stop=lambda: stopped.append("snapshot"))
+    with pytest.raises(InterruptedError):
+        Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))._copy(snapshot, snapshot)
+    assert stopped == ["snapshot"]
+
+
 def test_tables_that_begin_once_the_launcher_has_found_the_slot_are_registered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
