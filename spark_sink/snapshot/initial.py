@@ -36,7 +36,7 @@ from spark_sink.snapshot import publication
 from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
-from spark_sink.staging.log import former_system_ids, has_log
+from spark_sink.staging.log import former_system_ids, has_log, list_epochs
 from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
 from spark_sink.warehouse.belonging import fed_tables, goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
@@ -162,7 +162,9 @@ class InitialSnapshot(Snapshot):
         """Tell whether the tables of this run begin now, and with a copy of their rows. Warns if they begin without one."""
         if not is_new(self.warehouse):
             return False
-        if not self.config.create_slot and not self.warehouse.exists:
+        staging = self.config.staging
+        has_gap = has_log(staging) and any(epoch.gap is not None for epoch in list_epochs(staging))
+        if not self.config.create_slot and not self.warehouse.exists and not has_gap:  # behind a gap, all tables are copied
             _logger.warning(
                 "%s is new, and its tables begin without the rows that were in the database before the slot's first change;"
                 " with --snapshot initial they begin with a copy of the rows (--snapshot never: without, and without this warning)",

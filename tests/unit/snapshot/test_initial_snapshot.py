@@ -13,6 +13,7 @@ from cdcpipe.pipe.exitcode import ExitCode
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import copy
 from spark_sink.snapshot.initial import InitialSnapshot
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch
 from spark_sink.warehouse.initial_copy import is_begun
 from spark_sink.warehouse.warehouse import Warehouse
@@ -112,3 +113,16 @@ def test_a_slot_that_another_server_of_the_names_had_not(server: Fake, exports: 
     snapshot.prepare(lambda: False)
     assert (snapshot.is_left, snapshot.is_needed) == (False, True)
     assert exports.done
+
+
+@pytest.mark.parametrize("has_gap", [True, False])
+def test_new_tables_that_begin_without_their_rows_are_named(
+    server: Fake, caplog: pytest.LogCaptureFixture, *, has_gap: bool
+) -> None:
+    """Behind a gap of the log, all tables are copied."""
+    gap = {"gap": Gap(0x100, "the slot was lost", 1.0, 2.0).to_json()} if has_gap else {}
+    make_epoch(server.staging, 1, 0x200, **gap)
+    snapshot = InitialSnapshot(server.config(), Warehouse(server.directory / "warehouse", "delta"))
+    snapshot.prepare(lambda: False)
+    assert not snapshot.is_needed
+    assert ("begin without the rows" in caplog.text) == (not has_gap)
