@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import format_lsn
 from cdcpipe.masks import HASH, KEY_VARIABLE, OFF, Masks, mask_options
-from cdcpipe.publishing import ColumnPattern
+from cdcpipe.publishing import ColumnPattern, exactly
 from spark_sink.files.places import make_directory, write_json
 from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import original_name
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
+
+    _Names = Collection[tuple[str, str]]
 
 __all__ = ["check_kept", "check_key", "check_new", "check_unchanged", "settle"]
 
@@ -111,48 +113,69 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
 
     Nobody else writes the tables while masks change (``lock``): rows that come later have the new masks. The log in ``staging``
     loses masks before the warehouse does, and gets new ones after it. So if the process ends in between, the log has none of which
-    the warehouse does not know, and the next start adds the others. If the warehouse has lost its note, the tables had these.
+    the warehouse does not know, and the next start adds the others.
 
     Raises WarehouseError for another key of hashes than before, and for a column of a key whose mask has changed: its rows could
     not be found any more. Raises InvalidArgumentsError if the key is needed and not there, and what `check_kept` raises.
     """
     check_kept(house, staging)
-    found, masks = noted_masks(house.root), house.masks.as_kinds
-    is_lost = False
-    if not found and house.source().position is not None:
-        found = {"masks": table_masks.read(staging)}
-        is_lost = bool(found["masks"])
+    found, masks, recorded = noted_masks(house.root), house.masks.as_kinds, table_masks.read(staging)
     _check_key(house, found)
-    if is_lost or dict(found.get("masks", {})) != masks:
-        kept = {pattern: kind for pattern, kind in table_masks.read(staging).items() if pattern in masks}
+    is_lost = bool(recorded) and not found and house.source().position is not None
+    if is_lost or found.get("masks", {}) != masks:
         with lock.alone():
-            tables = _tables_with_changes(house, found.get("masks", {}))
-            table_masks.record(staging, kept)  # not before: a change that is refused leaves the record as it is
-            _change(house, found, tables)
+            before, tables = _without_note(house, recorded) if is_lost else _with_changes(house, found.get("masks", {}))
+            for table, names in tables.items():
+                _check_key_columns(house, table, names, Masks.of(before))
+            # Not before: a change that is refused leaves the record as it is.
+            table_masks.record(staging, {pattern: kind for pattern, kind in recorded.items() if pattern in masks})
+            _change(house, found, before, tables)
     table_masks.record(staging, masks)
 
 
-def _tables_with_changes(house: Warehouse, before: Mapping[str, str]) -> list[Table]:
-    """Return the tables whose masks change. Raises WarehouseError if that of a key's column does."""
-    now, known = house.masks.as_kinds, house.names()
-    changed = [ColumnPattern.parse(text, "--mask") for text in {*before, *now} if before.get(text) != now.get(text)]
+def _with_changes(house: Warehouse, before: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
+    """Return the masks before, and the tables whose masks change, each with its names."""
+    now = house.masks.as_kinds
+    return before, _named(house, {text for text in {*before, *now} if before.get(text) != now.get(text)})
+
+
+def _without_note(house: Warehouse, recorded: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
+    """Return the same for a warehouse without a note, whose log has ``recorded`` masks.
+
+    It has lost the note, or is a copy from before its first mask. So its values count as not masked: the worst is a copy too many.
+    The columns of a key count as masked as recorded, because a key's mask can't have changed since.
+    """
+    _logger.warning(
+        "%s has no _cdcpipe/masks.json: it has lost this file, or is a copy from before its first mask. So its values count as not"
+        " masked",
+        house.name,
+    )
+    tables = _named(house, {*recorded, *house.masks.as_kinds})
+    masks = Masks.of(recorded)
+    before: dict[str, str] = {}
+    for table, names in tables.items():
+        for name in names:
+            before |= {exactly(*name, column): kind for column, kind in masks.kinds(*name, _key(house, table)).items()}
+    return before, tables
+
+
+def _named(house: Warehouse, patterns: Collection[str]) -> dict[Table, _Names]:
+    """Return the tables for which these masks are, each with its first and its last name."""
+    parsed, known = [ColumnPattern.parse(text, "--mask").table for text in patterns], house.names()
     called = {table: known.first_and_last(table) for table in house.tables()}
-    tables = [table for table, names in called.items() if any(each.table.matches(*name) for each in changed for name in names)]
-    for table in tables:
-        _check_key_columns(house, table, called[table], Masks.of(before))
-    return tables
+    return {table: names for table, names in called.items() if any(each.matches(*name) for each in parsed for name in names)}
 
 
-def _change(house: Warehouse, found: Mapping[str, Any], tables: Collection[Table]) -> None:
+def _change(house: Warehouse, found: Mapping[str, Any], before: Mapping[str, str], tables: Collection[Table]) -> None:
     path, masks = masks_path(house.root), house.masks
-    before, now, key = dict(found.get("masks", {})), masks.as_kinds, masks.fingerprint
+    now, key = masks.as_kinds, masks.fingerprint
     position = house.source().position
     lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
     for table, lsn in lsns.items():
         want(house, table, lsn + 1, MASKS_CHANGED)  # a copy at ``lsn`` has the former masks, too
     make_directory(path.parent)
     noted = [{**table.to_json(), "until": format_lsn(lsn)} for table, lsn in lsns.items()]
-    past = {"until": None if position is None else str(position), "masks": before, "tables": noted}
+    past = {"until": None if position is None else str(position), "masks": dict(before), "tables": noted}
     changes = [*found.get("changes", []), *([past] if tables else [])]
     write_json(path, {"version": MASKS_VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
     if tables:
@@ -187,10 +210,14 @@ def _masked_lsn(house: Warehouse, table: Table, lsn: int) -> int:
     return max(lsn, house.format.lsn(house.changelog(table)) or 0, *begun, *copies_until(house.versions(table)))
 
 
-def _check_key_columns(house: Warehouse, table: Table, names: Collection[tuple[str, str]], before: Masks) -> None:
-    """Raise WarehouseError if the mask of a key's column changes."""
+def _key(house: Warehouse, table: Table) -> list[str]:
     versions = house.versions(table)
-    key = [original_name(name) for name in versions[-1].key] if versions else []
+    return [original_name(name) for name in versions[-1].key] if versions else []
+
+
+def _check_key_columns(house: Warehouse, table: Table, names: _Names, before: Masks) -> None:
+    """Raise WarehouseError if the mask of a key's column changes."""
+    key = _key(house, table)
     then, now = ({column for name in names for column in masks.kinds(*name, key)} for masks in (before, house.masks))
     for column in sorted(then ^ now):
         raise WarehouseError(
