@@ -51,11 +51,15 @@ def try_lock(fd: int, *, is_shared: bool = False) -> bool:
 def wait_for_lock(fd: int, path: Path, *, is_shared: bool = False, is_stopping: Callable[[], bool] = lambda: False) -> None:
     """Take the exclusive or shared lock of the open file ``path``. If another process keeps it for long, log this once.
 
-    Raises InterruptedError once ``is_stopping`` is True while it waits.
+    Raises InterruptedError once ``is_stopping`` is True while it waits. But a wait to share the lock goes on while a thread of this
+    process has it alone: the stop ends what that thread does, and the lock is free then.
     """
     look_at = time.monotonic() + _PATIENCE_S
     while not try_lock(fd, is_shared=is_shared):
-        if is_stopping():
+        if is_stopping() and not (is_shared and _other_holder(fd) is None):
+            # Once more: if a thread of this process had it, and has ended just before the look, it is free now.
+            if try_lock(fd, is_shared=is_shared):
+                return
             raise InterruptedError
         if time.monotonic() >= look_at:
             holder = _other_holder(fd)
@@ -136,7 +140,7 @@ def share_with_child(path: Path) -> tuple[int, int]:
 def open_shared(path: Path, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
     """Share the lock of the file ``path``, which is created, with others. Waits for it. Yields a descriptor of the file.
 
-    Raises InterruptedError once ``is_stopping`` is True while it waits.
+    Raises InterruptedError once ``is_stopping`` is True while it waits for another process.
     """
     if (found := _inherited.get(path.absolute())) is not None and found.is_of(path):
         with found.hold_shared(is_stopping) as fd:

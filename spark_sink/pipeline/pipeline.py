@@ -93,7 +93,7 @@ class Pipeline(Startable):
     second, or less often where that takes long (pipeline/rounds.py). With ``history="table"`` the stored histories do so every
     ``history_interval_s`` seconds (pipeline/histories.py).
 
-    A wait for a process that has the tables alone ends at `stop`, or once ``is_stopping`` is True: call `stop` then, too.
+    A wait for another process that has the tables alone ends at `stop`, or once ``is_stopping`` is True: call `stop` then, too.
     """
 
     def __init__(

@@ -31,8 +31,10 @@ Two appends, or two merges, exclude each other only within one process. So there
 another lock, from its start to its end (`TableLock.own`). Other programs, like your own Spark jobs, do not know these rights.
 
 Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
-cannot starve it. A purge may have the tables alone for long, and a stopped process for ever. So a wait for ``alone`` to end, or for
-``alone`` itself, ends with InterruptedError once this process is asked to stop. A right that is free is given even then.
+cannot starve it. A purge may have the tables alone for long, and a stopped process for ever. So a wait for ``alone`` itself, or for
+the end of another process's ``alone``, ends with InterruptedError once this process is asked to stop. What this process does alone
+is a copy or a purge of its own, which the stop ends, too: an append or a merge waits for that, and so a stop does not leave out the
+last merges. A right that is free is given even then.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def lock_file(root: Path) -> Path:
 class TableLock:
     """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe.
 
-    Once ``is_stopping`` is True, a wait for a right that excludes other processes raises InterruptedError.
+    Once ``is_stopping`` is True, a wait for another process raises InterruptedError, and so does each wait for `alone`.
     """
 
     def __init__(self, root: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:

@@ -1,6 +1,5 @@
 """From a real server to tables: a replica holds the rows of its table, whatever happens in between."""
 
-import fcntl
 import random
 import shutil
 import threading
@@ -37,6 +36,7 @@ from spark_sink.staging.readers import read_readers, register_reader
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import lock_file
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
+from support.locks import held_elsewhere
 from support.road import BIG, HOSTILE, Road, identity_workload
 from support.segments import Log, relation
 from support.waiting import SPARK_DEADLINE_S, until
@@ -476,8 +476,7 @@ def test_a_micro_batch_that_waits_for_another_process_during_a_stop(spark: Any, 
     )
     pipeline.start()
     until(lambda: pipeline.progress.batches == 1, deadline_s=SPARK_DEADLINE_S)
-    with lock_file(tmp_path / "warehouse").open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with held_elsewhere(lock_file(tmp_path / "warehouse")):
         log.segment([described, Insert(None, 10, (b"2",))])
         assert looks.acquire(timeout=SPARK_DEADLINE_S)
         stopping.set()

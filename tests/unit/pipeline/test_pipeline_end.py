@@ -1,7 +1,6 @@
 """How a pipeline ends, without Spark: a fake stands for its query, and ends as the test says."""
 
 import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from spark_sink.warehouse import gaps
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock, lock_file
 from support.descriptions import ID, version
+from support.locks import held_elsewhere
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
 
@@ -276,8 +276,7 @@ def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
             ends.append(ex)
 
     batch = threading.Thread(target=run, daemon=True)
-    with lock_file(tmp_path / "warehouse").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with held_elsewhere(lock_file(tmp_path / "warehouse")):
         batch.start()
         looks.acquire()
         if asked == "the run":  # some time before it stops the pipeline
@@ -300,12 +299,8 @@ def test_a_stop_ends_a_start_that_waits_for_another_process(clock: Clock, tmp_pa
         pytest.fail("it has not waited")
 
     monkeypatch.setattr(Pipeline, "_stream", stream)
-    path = lock_file(tmp_path / "warehouse")
-    path.parent.mkdir(parents=True)
-    with path.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(InterruptedError):
-            made.start()
+    with held_elsewhere(lock_file(tmp_path / "warehouse")), pytest.raises(InterruptedError):
+        made.start()
     made.stop()
     with TableLock(tmp_path / "warehouse").own("warehouse", tmp_path / "staging"):
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import threading
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from spark_sink.upkeep.upkeep import Upkeep
 from spark_sink.warehouse.lock import TableLock, lock_file
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, NONE, version
+from support.locks import held_elsewhere
 from support.waiting import DEADLINE_S
 
 if TYPE_CHECKING:
@@ -174,10 +174,7 @@ def test_a_stop_while_another_process_has_the_tables_is_worth_no_warning(
     monkeypatch.setattr(upkeep, "places_of", lambda _: [(Table("public", "fruit"), house.changelog(Table("public", "fruit")))])
     monkeypatch.setattr("spark_sink.spark.session.copy", lambda spark: spark)
     lock = TableLock(tmp_path, lambda: looks.append("waited") or True)
-    path = lock_file(tmp_path)
-    path.parent.mkdir()
-    with path.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with held_elsewhere(lock_file(tmp_path)):
         Upkeep(Mock(), house, lock, optimize_interval_s=None, vacuum_retention_s=None, log_retention_s=86_400.0).run()
     assert looks
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
