@@ -21,6 +21,7 @@ from spark_sink.client.keyless import table_name
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
+from spark_sink.warehouse.belonging import check_locks_in
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.warehouse import Warehouse
@@ -59,6 +60,7 @@ class TableSnapshot(Snapshot):
 
         Raises InterruptedError once ``is_stopping`` is True.
         """
+        check_locks_in(self.config.staging, self.warehouse)
         if is_unfinished(self.warehouse):
             raise WarehouseError(
                 f"the initial snapshot of {self.warehouse.name} is not finished",

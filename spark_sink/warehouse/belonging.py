@@ -20,6 +20,7 @@ from spark_sink.staging import copied
 from spark_sink.staging.log import Position, begin_lsn, former_system_ids, has_log, list_epochs, log_end, removed_position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
+from spark_sink.warehouse.local_root import check_locks
 from spark_sink.warehouse.warehouse import READER, Source
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_belonging",
+    "check_locks_in",
     "check_log_of_tables",
     "copied_lsn",
     "fed_tables",
@@ -73,6 +75,13 @@ def check_log_of_tables(house: Warehouse, staging: Path, epochs: Sequence[Epoch]
     if house.source().system_id not in former_system_ids(epochs):  # `run` notes the new one soon after pg_upgrade
         values["system_id"] = last.system_id
     house.check_source(f"but {staging} has", hint, **values)
+
+
+def check_locks_in(staging: Path, house: Warehouse) -> None:
+    """Raise WarehouseError if ``staging`` should have the locks of ``house``, and is not the staging directory of `run`."""
+    if not is_local(house.root):
+        source = house.source()
+        check_locks(house.name, staging, source.position, source.epoch_token)
 
 
 def record_staging(house: Warehouse, staging: Path) -> None:

@@ -63,6 +63,7 @@ from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
 from spark_sink.staging.log import Epoch, Position, epoch_of, has_log
 from spark_sink.warehouse.errors import WarehouseError, undamaged
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
+from spark_sink.warehouse.local_root import check_locks, root_in_staging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -290,18 +291,16 @@ class Warehouse:
         """Return the directory of locks and checkpoint, which must be in a file system; they are below ``_cdcpipe`` there.
 
         It is the warehouse's own directory. For a warehouse in an object store it is in the staging directory: ``staging``, or by
-        default the recorded one. Raises WarehouseError if the staging directory does not exist.
+        default the recorded one, which `check_locks` checks. Raises WarehouseError if the staging directory does not exist.
         """
         if is_local(self.root):
             return self.root
-        staging = staging or self.source().staging
-        if staging is None or not staging.is_dir():
-            raise WarehouseError(
-                f"the locks of {self.name} are in its staging directory, which is not here: {staging or 'path not recorded'}",
-                hint="run this command where the staging directory is, at the same path as for cdcpipe-spark run",
-            )
-        bucket_and_key = self.name.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
-        return staging / f"warehouse-{hashlib.sha256(bucket_and_key.encode()).hexdigest()[:8]}"
+        if staging is not None:
+            return root_in_staging(self.name, staging)
+        source = self.source()
+        root = root_in_staging(self.name, source.staging)
+        check_locks(self.name, root.parent, source.position, source.epoch_token)
+        return root
 
     def changelog(self, table: Table) -> Path:
         """Return the place of the table's changelog."""

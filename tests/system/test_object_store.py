@@ -42,6 +42,7 @@ from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 from support import object_stores
 from support.object_stores import Store
 from support.paths import ROOT
+from support.staged import make_epoch
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 TABLE = Table("public", "Odd %1/ü")  # what URLs and Hadoop's paths write otherwise
@@ -267,6 +268,7 @@ def test_a_file_of_several_parts(root: Any) -> None:
 
 def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> None:
     house.record(Position(1, 5))
+    make_epoch(tmp_path, 1, 0)
     known_as = house.name
     again = Warehouse.existing(known_as)
     assert again.open(EPOCH) == Position(1, 5)
