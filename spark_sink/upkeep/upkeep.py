@@ -364,7 +364,7 @@ def _forgiving(path: Path, done: str, is_stopping: Callable[[], bool]) -> Iterat
     try:
         yield
     except InterruptedError:
-        _logger.info("stopped before %s was %s: another process has the tables alone", places.name(path), done)
+        _logger.info("stopped before %s was %s", places.name(path), done)
     except Exception as ex:
         if is_stopping():
             _logger.info("stopped before %s was %s", places.name(path), done, exc_info=True)

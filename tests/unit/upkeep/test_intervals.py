@@ -143,9 +143,10 @@ def test_a_stop_waits_for_no_optimize(
 
 
 def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It counted as done for a day. So a run that is stopped every day would never come to the last tables."""
+    caplog.set_level(logging.INFO)
     house, purged = Warehouse(tmp_path, "delta"), []
     (tmp_path / "_cdcpipe").mkdir()
     tables = [Table("public", "apple"), Table("public", "pear")]
@@ -160,6 +161,7 @@ def test_a_purge_of_histories_that_a_stop_has_ended_goes_on_after_the_next_start
 
     take_care(lambda: bool(purged))
     assert purged == tables[:1]
+    assert caplog.messages == [f"stopped before {tmp_path / 'history'} was purged"]  # there is no other process
     take_care(lambda: False)
     assert purged == [*tables[:1], *tables]
     take_care(lambda: False)
