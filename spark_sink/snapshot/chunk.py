@@ -66,8 +66,10 @@ _LOST: Final = RetryPolicy(attempts=3, first_pause_s=1.0)
 
 _WITHOUT_WAITING: Final = MappingProxyType({"lock_timeout": "1"})
 """A session that finds a lock gives up at once: 0 would be no limit."""
-_waited: Final[dict[str, int]] = {}
-"""For each directory of a copy: the last round in which a chunk has waited in this process for a lock, in vain."""
+_waited: Final[dict[str, tuple[str, int]]] = {}
+"""For each directory of a copy: the last snapshot and round in which a chunk has waited in this process for a lock, in vain.
+
+A later copy of the table has the same directory, and counts its rounds anew."""
 
 _ORDINALS: Final = 1 << 32
 _BATCH_HINT_BYTES: Final = 16 << 20
@@ -259,7 +261,7 @@ def _read(
     try:
         with connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": _BATCH_HINT_BYTES})
-            if _waited.get(table.directory) == task.round:
+            if _waited.get(table.directory) == (table.snapshot, task.round):
                 settings = {**settings, **_WITHOUT_WAITING}
             if settings:
                 values = (f"set_config({quote_literal(name)}, {quote_literal(value)}, true)" for name, value in settings.items())
@@ -271,7 +273,7 @@ def _read(
     except (connection.Error, OSError) as ex:
         problem, state = str(ex).strip().partition("\n")[0], getattr(ex, "sqlstate", None)
         if state == LOCK_NOT_AVAILABLE:
-            _waited[table.directory] = task.round
+            _waited[table.directory] = table.snapshot, task.round
             own = task.chunk.relation_id
             relations = f"SELECT {own} UNION ALL SELECT indexrelid FROM pg_index WHERE indrelid = {own}"
             raise locked_error(connection, relations, f"table {task.chunk.table}") from ex

@@ -609,6 +609,27 @@ def test_one_chunk_of_a_round_waits_for_a_lock(source: Source) -> None:
     assert write_chunk(patient, replace(task, round=2), lambda _: None).rows == 1
 
 
+def test_a_later_copy_of_a_table_waits_for_locks_again(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark keeps its Python workers. In one that had waited for the copy before, a lock of milliseconds counted as a long one."""
+    monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 100)
+    source.sql("create table t (id int primary key); insert into t values (1)", "create publication p for table t")
+    source.take()
+    with source.database.connect() as other, other.transaction():
+        other.execute("lock table t in access exclusive mode")
+        with pytest.raises(LockedError):
+            source.rows(source.tables()["t"])
+    monkeypatch.setattr(snapshot_plan, "_CHUNK_LOCK_TIMEOUT_MS", 3_600_000)
+    source.take()
+    table = source.tables()["t"]
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    with ThreadPoolExecutor(1) as pool, source.database.connect() as other, source.database.connect() as looking:
+        with other.transaction():
+            other.execute("lock table t in access exclusive mode")
+            rows = pool.submit(source.rows, table)
+            until(lambda: rows.done() or looking.execute(waiting).fetchone() == (1,))
+        assert [row["id"] for row in rows.result()] == [1]
+
+
 def test_a_plan_does_not_wait_for_the_size_of_a_table_that_is_locked(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its own chunks wait, and the other tables are copied."""
     monkeypatch.setattr(snapshot_plan, "_LOCK_TIMEOUT_MS", 100)
