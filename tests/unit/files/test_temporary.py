@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink.files.lock import try_lock
 from spark_sink.files.temporary import _remove_left
+
+MARK = "made-by-cdcpipe-spark"
 
 _PROGRAM = """
 import os, sys
@@ -47,6 +50,8 @@ def test_a_process_removes_its_directory_and_those_of_killed_ones(tmp_path: Path
     killed.kill()
     killed.communicate()
     assert sorted(tmp_path.glob("cdcpipe-*")) == sorted([left, used])
+    with (used / MARK).open("r+b") as mark:
+        assert not try_lock(mark.fileno())
     third, own = _start(tmp_path)
     assert not left.exists()
     for process, directory in [(living, used), (third, own)]:
@@ -60,7 +65,7 @@ def _make(directory: Path, mark: str | None = None) -> Path:
     """Make a directory as this program makes it, unless another text is asked for."""
     (directory / "some").mkdir(parents=True)
     (directory / "some/file").touch()
-    (directory / "made-by-cdcpipe-spark").write_text(directory.name if mark is None else mark)
+    (directory / MARK).write_text(directory.name if mark is None else mark)
     return directory
 
 
@@ -91,10 +96,12 @@ def test_what_this_program_did_not_make_stays(tmp_path: Path, monkeypatch: pytes
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_directory_is_removed_as_soon_as_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("locked", ["", MARK])
+def test_a_directory_is_removed_as_soon_as_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: str) -> None:
+    """On NFS a machine has the locks of its own directories only: it deleted the files of a Spark that ran on another one."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     directory = _make(tmp_path / "cdcpipe-spark-x1y2z3_4")
-    fd = os.open(directory, os.O_RDONLY)
+    fd = os.open(directory / locked, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
     _remove_left()
     assert directory.exists()
