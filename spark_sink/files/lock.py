@@ -72,14 +72,16 @@ def wait_for_lock(fd: int, path: Path, *, is_shared: bool = False, is_stopping: 
 def _other_holder(fd: int) -> str | None:
     """Return which other process has the lock of an open file; None if it is this process."""
     file = os.fstat(fd)
-    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    pids = set()
+    device, inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}", str(file.st_ino)
+    found: dict[str, set[int]] = {}
     with suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
             # 1: FLOCK ADVISORY WRITE 4711 fe:01:393225 0 EOF. If a process waits for a lock, its line has "->" after the number.
             match line.split():
-                case [_, "FLOCK", _, _, pid, at, *_] if at == place:
-                    pids.add(int(pid))
+                case [_, "FLOCK", _, _, pid, at, *_] if at.endswith(f":{inode}"):
+                    found.setdefault(at.removesuffix(f":{inode}"), set()).add(int(pid))
+    # On some file systems (btrfs) stat tells another device than this list.
+    pids = found.get(device) or {pid for each in found.values() for pid in each}
     if not pids:
         return "another process, on this machine or another one,"
     others = pids - {os.getpid()}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,6 +212,21 @@ def test_a_wait_for_a_thread_of_this_process_is_not_named(
         with pytest.raises(InterruptedError):
             lock.wait_for_lock(other.fileno(), tmp_path / "lock", is_stopping=lambda: next(answers))
     assert not caplog.messages
+
+
+def test_who_has_a_lock_is_known_on_btrfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stat tells another device than the kernel's list of locks. `run` was told that another process has what it had itself."""
+    with (
+        (tmp_path / "ours").open("w") as ours,
+        held_elsewhere(tmp_path / "theirs") as holder,
+        (tmp_path / "theirs").open() as theirs,
+    ):
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        inodes = {each.fileno(): os.fstat(each.fileno()).st_ino for each in (ours, theirs)}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", lambda fd: SimpleNamespace(st_dev=os.makedev(0, 4711), st_ino=inodes[fd]))
+            found = [lock._other_holder(each.fileno()) for each in (ours, theirs)]
+        assert found == [None, f"process {holder.pid}"]
 
 
 def test_a_wait_for_another_machine_has_no_number(
