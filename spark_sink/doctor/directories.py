@@ -25,7 +25,7 @@ from spark_sink.files.local import TEMPORARY_PREFIX, fsync_directory
 from spark_sink.files.lock import try_lock
 from spark_sink.files.system_hints import hint_in
 
-__all__ = ["Directory", "clock", "file_system", "judge_clock", "place", "probe", "space"]
+__all__ = ["Directory", "clock", "file_system", "folders", "judge_clock", "place", "probe", "space"]
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LEAST_FREE: Final = 256 << 20
@@ -57,6 +57,8 @@ class Directory:
     """How many more files the file system allows; None if it has no limit."""
     clock_ahead_s: float | None = None
     """How far the clock of the file system is ahead of this machine's; None if no file could be written."""
+    apart: tuple[str, ...] | None = None
+    """Which folders of a warehouse are on another file system than its ``_cdcpipe``; None if it has none of them."""
 
     @property
     def is_there(self) -> bool:
@@ -87,12 +89,25 @@ def probe(what: str, path: Path) -> Directory:
         free_bytes=shutil.disk_usage(probed).free if is_directory else 0,
         free_files=_free_files(probed) if is_directory else None,
         clock_ahead_s=ahead,
+        apart=_apart(path, mounts),
     )
 
 
 def _free_files(directory: Path) -> int | None:
     found = os.statvfs(directory)
     return found.f_favail if found.f_files else None
+
+
+def _apart(root: Path, mounts: list[Mount]) -> tuple[str, ...] | None:
+    """Return which folders with tables are where a file from ``_cdcpipe`` can't be moved to: another device, or another mount."""
+
+    def is_where(path: Path) -> tuple[int, Mount | None]:
+        return path.stat().st_dev, find_mount(path.resolve(), mounts)
+
+    with suppress(OSError):  # without `_cdcpipe` it is no warehouse yet
+        own = is_where(root / "_cdcpipe")
+        return tuple(name for name in ("changelog", "replica") if (root / name).is_dir() and is_where(root / name) != own)
+    return None
 
 
 def _try(directory: Path, failures: dict[str, str]) -> float | None:
@@ -182,6 +197,16 @@ def file_system(found: Directory) -> Iterator[Verdict]:
             yield error(f"{operation} does not work in {found.probed}: {said}", why, "use a local disk, or NFS 4")
     if not found.failures.keys() - ({"link"} if found.what == "staging" else set()):
         yield from judge_mount(found.mount, found.what)
+
+
+def folders(found: Directory) -> Iterator[Verdict]:
+    """Judge whether the folders of a warehouse are on one file system. Copies of tables are moved from one folder to others."""
+    if found.apart:
+        said = f"{' and '.join(found.apart)} of {found.path} {'is' if len(found.apart) == 1 else 'are'} on another file system"
+        why = "each copy of a table fails at its end, when its files are moved there"
+        yield error(said, why, "bring the folders of the warehouse together: move the whole warehouse to the larger disk")
+    elif found.apart is not None:
+        yield ok(f"the folders of {found.path} are on one file system")
 
 
 def space(found: Directory, needed_bytes: int = 0, bytes_per_s: float | None = None) -> Iterator[Verdict]:

@@ -143,6 +143,7 @@ def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | No
     return [
         *named(f"{name}.place", directories.place(found)),
         *named(f"{name}.file_system", directories.file_system(found)),
+        *named(f"{name}.folders", directories.folders(found)),
         *named(f"{name}.space", directories.space(found, needed_bytes, bytes_per_s)),
         *named(f"{name}.clock", directories.clock(found)),
     ]

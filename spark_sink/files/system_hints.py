@@ -38,12 +38,13 @@ _HINTS: Final = {
     errno.EISDIR: "the path is a directory, not a file: name another path",
     errno.ENAMETOOLONG: "the path is too long: name a shorter one",
     errno.EIO: f"the disk or its connection fails: look at the system's log (dmesg); {THEN}",
+    errno.EXDEV: f"the folders of a warehouse have to be on one file system, without mounts within: bring them together; {THEN}",
     errno.ESTALE: f"the mounted file system has changed on its server: mount it again; {THEN}",
     errno.EAGAIN: f"this user or this container may have too few processes: raise ulimit -u, TasksMax or pids.max; {THEN}",
 }
 
 _DISKS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
-_SAID: Final = (*_DISKS, errno.EACCES)
+_SAID: Final = (*_DISKS, errno.EACCES, errno.EXDEV)
 """Errors of disks and mounts. Their words mean nothing else, also in a message of Java or of a Python worker."""
 
 

@@ -211,6 +211,24 @@ def test_a_directory_is_tried(tmp_path: Path) -> None:
     judge(directories.clock(found))
 
 
+def test_folders_of_a_warehouse_on_two_file_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A copy of a table took hours, and failed when its files were moved. The hint was to start again."""
+    judge(directories.folders(directories.probe("warehouse", tmp_path)))
+    for name in ("_cdcpipe", "changelog"):
+        (tmp_path / name).mkdir()
+    judge(directories.folders(directories.probe("warehouse", tmp_path)), f"ok the folders of {tmp_path} are on one file system")
+    (tmp_path / "replica").symlink_to("/proc")
+    judge(
+        directories.folders(directories.probe("warehouse", tmp_path)),
+        f"error replica of {tmp_path} is on another file system … each copy of a table fails",
+    )
+    (tmp_path / "replica").unlink()
+    mount = f"36 25 0:32 / {tmp_path}/changelog rw - ext4 /dev/sda1 rw\n"  # a bind mount of the same file system
+    (tmp_path / "mounts").write_text(mount)
+    monkeypatch.setattr(directories, "_MOUNTS", tmp_path / "mounts")
+    judge(directories.folders(directories.probe("warehouse", tmp_path)), f"error changelog of {tmp_path}")
+
+
 def refuse(*_: Any) -> None:
     raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 

@@ -14,6 +14,7 @@ from support.spark_errors import Py4JError
         ("java.io.IOException: Disk quota exceeded", "quota"),
         ("/mnt/x: Read-only file system", "mounted read-only"),
         ("/mnt/x (Permission denied)", "as the owner"),
+        ("OSError: [Errno 18] Invalid cross-device link: '/lake/_cdcpipe/snapshot/1' -> '/lake/changelog/t'", "one file system"),
         (
             "java.lang.UnsatisfiedLinkError: /tmp/libzstd-jni-1.5.7-7.so: failed to map segment from shared object",
             "set TMPDIR to one that is not",
