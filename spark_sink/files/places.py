@@ -94,6 +94,8 @@ _CREDENTIALS: Final = {
     "gcs": "bucket is there, and that the environment has credentials (GOOGLE_APPLICATION_CREDENTIALS, the path of a key file)",
 }
 
+_BUSY: Final = "start again later; if it happens often, use the store less: longer --seal-interval and --replica-interval"
+
 
 # --- places ---
 
@@ -415,8 +417,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _unreachable(path: Path, ex: Exception) -> StorageError:
+    said = str(ex).strip().partition("\n")[0] or type(ex).__name__
+    if stores.is_busy(ex):
+        return StorageError(f"the store refuses requests to {name(path)} for the moment: {said}", hint=_BUSY)
     return StorageError(
-        f"{name(path)} can't be reached: {str(ex).strip().partition(chr(10))[0] or type(ex).__name__}",
+        f"{name(path)} can't be reached: {said}",
         hint=f"see that the {_CREDENTIALS[_EXTRAS[_store(path).protocol]]}",
     )
 

@@ -13,7 +13,7 @@ from cdcpipe.retry import RetryPolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["StorageError", "create_object", "google_deadlines", "wait_for_azure"]
+__all__ = ["StorageError", "create_object", "google_deadlines", "is_busy", "wait_for_azure"]
 
 _CONNECT_S: Final = 30.0
 _ANSWER_S: Final = 60.0
@@ -63,6 +63,13 @@ def _s3_status(ex: Exception) -> int | None:
     """Return the HTTP status of the answer of S3 for which s3fs has raised this error; None if it is another error."""
     response = getattr(ex.__cause__, "response", None)  # of botocore's ClientError
     return response["ResponseMetadata"]["HTTPStatusCode"] if isinstance(response, dict) else None
+
+
+def is_busy(ex: Exception) -> bool:
+    """Tell whether a store has refused a request because it gets too many, or can't answer for the moment."""
+    # gcsfs's HttpError has a code, Azure's HttpResponseError a status_code.
+    status = _s3_status(ex) or getattr(ex, "code", None) or getattr(ex, "status_code", None)
+    return status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def wait_for_azure(fs: Any, copied: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 
 from cdcpipe.retry import RetryPolicy
 from spark_sink.files import places, stores
@@ -18,6 +19,20 @@ EXISTS = """<?xml version="1.0" encoding="UTF-8"?>
 """As MinIO answers: without the element Condition, which Amazon's answers have."""
 CONFLICT = """<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>ConditionalRequestConflict</Code><Message>A conflicting conditional operation is in progress</Message></Error>"""
+
+
+@pytest.mark.parametrize(("code", "said", "advised"), [(429, "refuses", "--seal-interval"), (403, "be reached", "GOOGLE_")])
+def test_a_store_that_is_busy_lacks_no_credentials(monkeypatch: pytest.MonkeyPatch, code: int, said: str, advised: str) -> None:
+    """Google's takes one write a second to an object."""
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+
+    def refuse(*_: Any) -> None:
+        raise HttpError({"code": code, "message": "no"})
+
+    monkeypatch.setattr(places, "read_bytes", refuse)
+    with pytest.raises(places.StorageError, match=said) as caught:
+        places.read_file(places.place("gs://lake/shop"))
+    assert advised in (caught.value.hint or "")
 
 
 class S3:
