@@ -1,6 +1,6 @@
 """Finds the file system of a directory, and judges whether a staging log and Delta tables are safe on it.
 
-Source: proc_pid_mountinfo(5), nfs(5).
+Source: proc_pid_mountinfo(5), nfs(5), mount.lustre(8).
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ __all__ = ["Mount", "find_mount", "judge_mount", "parse_mounts"]
 _MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _CONTAINER: Final = frozenset({"overlay", "aufs"})
 _MOUNTED_STORES: Final = re.compile(r"fuse\.(s3fs|goofys|geesefs|gcsfuse|blobfuse2?|rclone|mountpoint-s3|juicefs)")
-_NFS: Final = frozenset({"nfs", "nfs4"})
-_LOCAL_LOCKS: Final = frozenset({"cifs", "smb3", "9p", "fuse.sshfs"})
-"""Network file systems on which flock works only within one machine."""
+_OF_NFS: Final = "mount it with NFS 4 and without nolock and local_lock"
+_FIXES: Final = {"nfs": _OF_NFS, "nfs4": _OF_NFS, "lustre": "mount it with flock, and not with localflock"}
+"""How to mount file systems whose options say how far locks reach."""
+_LOCAL_LOCKS: Final = frozenset({"cifs", "smb3", "9p", "fuse.sshfs", "virtiofs", "beegfs"})
+"""File systems of a network, or of a virtual machine's host, on which flock works within one machine only, unless set otherwise."""
+_LOCAL_OPTIONS: Final = frozenset({"nolock", "local_lock=all", "local_lock=flock", "localflock"})
+"""Options of mounts that do the same: of NFS and Lustre."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +75,8 @@ def judge_mount(mount: Mount | None, what: str) -> Iterator[Verdict]:
         yield warning(where, "which is a container's own layer: it is gone with the container", disk)
     elif _MOUNTED_STORES.fullmatch(mount.kind):
         yield error(where, "a mounted object store has no reliable renames and locks", disk)
-    elif (mount.kind in _NFS and _has_local_locks(mount)) or mount.kind in _LOCAL_LOCKS:
+    elif mount.kind in _LOCAL_LOCKS or (mount.kind in _FIXES and mount.options & _LOCAL_OPTIONS):
         why = "its locks exclude only processes of this machine, and not a launcher on another machine"
-        fix = "mount it with NFS 4 and without nolock and local_lock" if mount.kind in _NFS else disk
-        yield warning(where, why, fix)
+        yield warning(where, why, _FIXES.get(mount.kind, disk))
     else:
         yield ok(where)
-
-
-def _has_local_locks(mount: Mount) -> bool:
-    return bool(mount.options & {"nolock", "local_lock=all", "local_lock=flock"})
