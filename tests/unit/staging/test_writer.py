@@ -104,7 +104,7 @@ def test_an_error_of_the_disk_stops_and_confirms_nothing(tmp_path: Path, failpoi
         (errno.EMFILE, "ulimit -n"),
         (errno.EROFS, "mounted read-only"),
         (errno.EACCES, "as the owner"),
-        (errno.EXDEV, "make room or repair the disk; then start again"),
+        (errno.EBADMSG, "make room or repair the disk; then start again"),
     ],
 )
 def test_the_hint_fits_the_error(tmp_path: Path, code: int, hint: str):
