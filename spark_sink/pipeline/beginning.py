@@ -57,10 +57,13 @@ def begin(house: Warehouse, staging: Path, checkpoint: Path, lock: TableLock, ta
 def finish_left(
     spark: SparkSession, house: Warehouse, lock: TableLock, tables: KnownTables, position: Position
 ) -> dict[Path, TableEnd | None]:
-    """Finish what killed processes have left unfinished, and check the tables. Returns how far each changelog and replica is."""
+    """Finish what killed processes have left unfinished, and check the tables. Returns how far each changelog and replica is.
+
+    Raises InterruptedError for a stop (`TableLock`).
+    """
     with lock.alone():
         fit.begin_keeping_deleted(spark, house)
-        merge.finish_snapshots(spark, house)
+        merge.finish_snapshots(spark, house, lock.is_stopping)
         merge.finish_merges(house)
         ends = fit.check_tables(house, position)
         tables.note_changelogs([table for table in house.tables() if ends.get(house.changelog(table)) is not None])

@@ -183,8 +183,8 @@ class Pipeline(Startable):
         """Start to follow the log. With ``available_now``, stop at the log's present end. Returns at once.
 
         Raises WarehouseError if another pipeline has tables or log, InterruptedError for a stop while it waits for a process that
-        has the tables alone. This one has both until `stop` has ended, or `wait` returned True, or raised an error and no merge is
-        running. Then it can be started again.
+        has the tables alone, or finishes a killed copy. This one has both until `stop` has ended, or `wait` returned True, or
+        raised an error and no merge is running. Then it can be started again.
         """
         fit.check_log(self.warehouse, self.staging)  # before the lock makes a directory
         with self._starting, ExitStack() as owned:

@@ -403,7 +403,7 @@ class Runner(Background):
         """Record the error that ended the run, unless the error is a result of the request to stop."""
         is_stopping = self._stopping.is_set()
         if is_stopping and isinstance(ex, InterruptedError):
-            _logger.info("stopped while it waited for another process; what the tables lack comes with the next start")
+            _logger.info("stopped before the pipeline could go on; what the tables lack comes with the next start")
             last_error.clear(self.config.launcher.staging)
             return
         has_spark_ended = self._spark is not None and jvm.has_ended(_LONGEST_END_S if is_stopping else jvm.END_S)

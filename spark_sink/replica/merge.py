@@ -61,6 +61,7 @@ from spark_sink.replica.small_fill import fill_without_spark
 from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import copies_until, gone_columns, key_lost_at
 from spark_sink.schema.types import DELETED_AT, replica_schema
+from spark_sink.spark.jobs import Jobs
 from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
@@ -69,7 +70,7 @@ from spark_sink.warehouse.wanted_copies import SET_BACK, take_back_first, waits_
 from spark_sink.warehouse.wanted_copies import want as want_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -218,17 +219,22 @@ def _is_set_back(warehouse: Warehouse, table: Table) -> bool:
     return (end is not None and end.is_restored) or waits_for(warehouse, table, SET_BACK.format("replica"))
 
 
-def finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
+def finish_snapshots(spark: SparkSession, warehouse: Warehouse, is_stopping: Callable[[], bool] = lambda: False) -> None:
     """Finish the snapshots that a killed process left unfinished.
 
     If the changelog has the snapshot's rows, the replica is rebuilt from it. Otherwise nothing of the snapshot is kept: the table
     must not count as copied. Only an empty table has a complete first snapshot without a row: a micro-batch makes no changelog
     before it has taken back what is unfinished (pipeline/micro_batch.py).
+
+    Raises InterruptedError once ``is_stopping`` is True. The next call then makes the replica that this one was making.
     """
-    unfinished = landed_snapshots.unfinished(warehouse)
-    if unfinished:
+    if landed_snapshots.unfinished(warehouse):
         check_unchanged(warehouse)
-    for table, position in unfinished:
+        Jobs("finish").run(spark, lambda: _finish_snapshots(spark, warehouse), is_stopping)
+
+
+def _finish_snapshots(spark: SparkSession, warehouse: Warehouse) -> None:
+    for table, position in landed_snapshots.unfinished(warehouse):
         if not warehouse.has_changelog(table):
             take_back_first(warehouse, table, position)
         elif _has_rows_of(spark, warehouse, table, position):

@@ -443,6 +443,6 @@ def when_back(ask: Callable[[], T], is_stopping: Callable[[], bool]) -> T:
 
 
 def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_stopping: Callable[[], bool]) -> None:
-    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError if it stops while it waits."""
+    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError once ``is_stopping`` is True."""
     with TableLock(warehouse.local_root(staging)).alone(is_stopping):
-        merge.finish_snapshots(spark, warehouse)
+        merge.finish_snapshots(spark, warehouse, is_stopping)

@@ -205,9 +205,6 @@ class InitialSnapshot(Snapshot):
         self.warehouse.open(epoch, former_system_ids(self._epochs))
         record_staging(self.warehouse, self.config.staging)
 
-    def _begin(self) -> None:
-        self._finish_killed()
-
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         lacking = [table for table in plan.tables if not self.warehouse.has_changelog(homes.of(table.relation))]
         # A table that may have been renamed can't be waited for here: the stream comes to the tables only after this snapshot.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from spark_sink.spark import session
@@ -18,6 +19,8 @@ __all__ = ["Jobs"]
 _logger = logging.getLogger(__name__)
 
 _CANCEL_INTERVAL_S = 0.5
+_LOOK_S = 0.2
+"""How often `Jobs.run` asks whether to stop."""
 
 
 class Jobs:
@@ -30,6 +33,28 @@ class Jobs:
     def include_mine(self, spark: SparkSession) -> None:
         """Count the jobs that the calling thread starts from now on as some of these."""
         spark.sparkContext.addJobTag(self._tag)
+
+    def run(self, spark: SparkSession, work: Callable[[], object], is_stopping: Callable[[], bool]) -> None:
+        """Do ``work`` in a thread, and wait for its end. Once ``is_stopping`` is True, cancel it, and raise InterruptedError."""
+
+        def work_as_mine() -> None:
+            self.include_mine(spark)
+            work()
+
+        with ThreadPoolExecutor(1, "cdcpipe-jobs") as pool:
+            done = pool.submit(work_as_mine)
+
+            def has_ended(timeout_s: float) -> bool:
+                return not wait([done], timeout_s).not_done
+
+            try:
+                while not has_ended(_LOOK_S):
+                    if is_stopping():
+                        raise InterruptedError
+            except BaseException:  # ^C, too: the end of the pool waits for the work
+                self.cancel_until(spark, has_ended)
+                raise
+            done.result()
 
     def cancel_until(self, spark: SparkSession, has_ended: Callable[[float], bool]) -> None:
         """Cancel the jobs until their threads have ended.

@@ -105,7 +105,7 @@ def purge(
             if each.rows:
                 with TableLock(house.local_root()).alone(is_stopping):
                     # An unfinished snapshot may have rows before the place, which its replica still needs. So finish it first.
-                    merge.finish_snapshots(spark, house)
+                    merge.finish_snapshots(spark, house, is_stopping)
                     each.check()
                     purged_changes.record(house, each.table, each.lsn)
                     each.remove()

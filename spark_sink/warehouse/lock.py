@@ -88,7 +88,7 @@ class TableLock:
     """
 
     def __init__(self, root: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        self._is_stopping = is_stopping
+        self.is_stopping = is_stopping
         self._file = lock_file(root)
         self._wanted = self._file.with_name("tables-wanted.lock")
         self._owner = self._file.with_name("pipeline.lock")
@@ -137,7 +137,7 @@ class TableLock:
     @contextmanager
     def alone(self, is_stopping: Callable[[], bool] | None = None) -> Iterator[None]:
         """Hold the right to write all tables alone. If given, ``is_stopping`` counts instead of the lock's own."""
-        is_stopping = is_stopping or self._is_stopping
+        is_stopping = is_stopping or self.is_stopping
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with open_alone(self._wanted) as wanted:
             wait_for_lock(wanted, self._wanted, is_stopping=is_stopping)
@@ -153,6 +153,6 @@ class TableLock:
         """Exclude ``alone``; yield the present state."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            with open_shared(self._wanted, self._is_stopping):
-                fd = held.enter_context(open_shared(self._file, self._is_stopping))
+            with open_shared(self._wanted, self.is_stopping):
+                fd = held.enter_context(open_shared(self._file, self.is_stopping))
             yield os.pread(fd, _STATE_BYTES, 0)

@@ -28,6 +28,7 @@ from spark_sink.warehouse.comments import Comments, read_comments, write_comment
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import ID, NONE, version
+from support.given_sessions import given_session
 from support.oids import INT4, TEXT
 from support.segments import Log, into, relation
 
@@ -223,7 +224,7 @@ def test_a_later_copy_that_failed_leaves_the_key_of_the_changes_since(
         assert house.versions(T)[1:] == [snapshot]
 
     monkeypatch.setattr(merge, "_has_rows_of", lambda *_: False)
-    spark: Any = None
+    spark: Any = given_session(addJobTag=lambda _: None)
     merge.finish_snapshots(spark, house)
     assert house.versions(T) == [first, *([replace(snapshot, snapshot=())] if is_past else [])]
     assert [each.why for each in wanted_copies.waiting(house)][:1] == (["a copy of its rows was killed"] if is_past else [])
@@ -236,7 +237,7 @@ def test_a_first_copy_that_failed_leaves_its_table_waiting(tmp_path: Path, caplo
     house.replica(T).mkdir(parents=True)
     house.write_versions(T, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
     landed_snapshots.record_start(house, T, Position(1, 50))
-    spark: Any = None
+    spark: Any = given_session(addJobTag=lambda _: None)
     merge.finish_snapshots(spark, house)
     assert (house.replica(T).exists(), house.tables(), landed_snapshots.unfinished(house)) == (False, [], [])
     assert [(each.table, each.why, each.reasons[0].since_lsn) for each in wanted_copies.waiting(house)] == [

@@ -21,19 +21,23 @@ from spark_sink.pipeline.failures import PipelineError, StoppedError
 from spark_sink.pipeline.pipeline import Pipeline
 from spark_sink.pipeline.rounds import Rounds
 from spark_sink.pipeline.source_ends import SourceEnds
+from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.source import datasource
 from spark_sink.spark import session
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Position, list_epochs
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, landed_snapshots
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock, lock_file
+from support.delta_log import commit
 from support.descriptions import ID, version
+from support.given_sessions import given_session
 from support.locks import held_elsewhere
 from support.spark_errors import Py4JError
 from support.staged import make_epoch
+from support.waiting import DEADLINE_S
 
 LATE = "… terminated with exception: Python worker failed to connect back. …"
 
@@ -304,6 +308,29 @@ def test_a_stop_ends_a_start_that_waits_for_another_process(clock: Clock, tmp_pa
     made.stop()
     with TableLock(tmp_path / "warehouse").own("warehouse", tmp_path / "staging"):
         pass
+
+
+def test_a_stop_ends_a_start_that_makes_the_replica_of_a_killed_copy(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, table = pipeline(Query(clock), tmp_path, monkeypatch), Table("public", "t")
+    commit(made.warehouse.changelog(table) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 50}})
+    landed_snapshots.record_start(made.warehouse, table, Position(1, 50))
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def remake(*_: Any) -> None:
+        begun.set()
+        assert cancelled.wait(DEADLINE_S)
+        raise RuntimeError("[SPARK_JOB_CANCELLED]")
+
+    monkeypatch.setattr(merge, "check_unchanged", lambda _: None)
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: True)
+    monkeypatch.setattr(merge, "remake", remake)
+    lock = TableLock(tmp_path / "warehouse", begun.is_set)
+    spark: Any = given_session(addJobTag=lambda _: None, cancelJobsWithTag=lambda _: cancelled.set())
+    with pytest.raises(InterruptedError):
+        finish_left(spark, made.warehouse, lock, made._tables, Position(1, 100))
+    assert landed_snapshots.unfinished(made.warehouse) == [(table, Position(1, 50))]
 
 
 def test_a_table_that_never_came_because_the_log_was_lost_has_not_gone(

@@ -32,8 +32,9 @@ from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import commit
 from support.descriptions import ID, version
+from support.given_sessions import given_session
 from support.staged import make_epoch
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 A, B, C, D = TABLES = [Table("public", name) for name in "abcd"]
@@ -129,7 +130,7 @@ def healer(
     **options: Any,
 ) -> Healer:
     config = LauncherConfig("slot", server.house.root, create_slot=True, new_publication=new_publication)
-    spark: Any = None
+    spark: Any = given_session(addJobTag=lambda _: None)
     return Healer(spark, config, server.house, Schedule(hours, tables_at_once), **options)
 
 
@@ -219,6 +220,30 @@ def test_a_killed_copy_is_called_finished_only_if_its_rows_are_there(
     copied: list[Table] = []
     healer(server, None, on_copied=copied.extend).finish()
     assert ("is finished" in caplog.text, "nothing of it is kept" in caplog.text, copied) == (has_rows, not has_rows, [A])
+
+
+def test_a_stop_waits_for_no_replica_of_a_killed_copy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take an hour. Until it had ended, `run` did not begin its own end, and systemd killed it."""
+    commit(server.house.changelog(A) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 50}})
+    server.house.write_versions(A, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
+    landed_snapshots.record_start(server.house, A, Position(1, 50))
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def remake(*_: Any) -> None:
+        begun.set()
+        assert cancelled.wait(DEADLINE_S)
+        raise RuntimeError("[SPARK_JOB_CANCELLED]")
+
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: True)
+    monkeypatch.setattr(merge, "remake", remake)
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    made = healer(server)
+    spark: Any = given_session(addJobTag=lambda _: None, cancelJobsWithTag=lambda _: cancelled.set())
+    made._spark = spark
+    made.start()
+    assert begun.wait(DEADLINE_S)
+    made.stop()
+    assert landed_snapshots.unfinished(server.house) == [(A, Position(1, 50))]  # the next start makes it
 
 
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
