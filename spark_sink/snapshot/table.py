@@ -124,6 +124,7 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
 def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
     """Copy a table that has no changelog. If it has got one meanwhile, change nothing and return None."""
     warehouse = copying.warehouse
+    check_unchanged(warehouse)  # here, too: a copy takes long
     columns = merge_columns(None, [plan.relation], sanitize=warehouse.sanitizes_names)
     version = _version(copying, plan, columns, [])
     scratch = copying.scratch / str(plan.relation.relation_id)
@@ -208,6 +209,7 @@ def _prepare_changelog(copying: Copying, plan: TablePlan, table: Table) -> tuple
     """Add to a changelog the columns that it needs. Returns its columns, and the layout of its files."""
     warehouse, changelogs = copying.warehouse, changelogs_of(copying.spark, copying.warehouse)
     with copying.lock.alone(copying.is_stopping):
+        check_unchanged(warehouse)
         state = changelogs.state(table)
         if state is None:
             raise WarehouseError(f"the changelog of {table} does not exist any more", hint="start again")
