@@ -175,8 +175,9 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
 
     Call this once the copies are finished that a killed process has left.
 
-    Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. Forgets the versions of one that
-    was about to be made: the next micro-batch writes them again, unless its changes were lost with the log.
+    Raises WarehouseError if a changelog has disappeared, because its changes cannot be recovered. One that was about to be made
+    has versions from beyond ``position``: the next micro-batch writes them again, and makes it. If its changes were lost with the
+    log, nothing does. Such a table is forgotten, so that it does not count as lost once the tables are behind the gap.
 
     Lets a table be copied whose changelog or replica another program has set back with RESTORE: it lacks changes since. Raises
     WarehouseError, too, if RESTORE has set back the history of the tables' schemas, or the captured DDL: these tell what a later
@@ -187,6 +188,7 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
     paths += map(house.changelog, NO_COPIES)
     ends = dict(zip(paths, places.map_reads(house.format.end, paths, house.root), strict=True))
     _check_without_copies(house, {table: ends.pop(house.changelog(table)) for table in NO_COPIES})
+    recorded, lost = gaps.read(house), []
     for table in tables:
         changelog, replica = house.changelog(table), house.replica(table)
         versions = house.versions(table)
@@ -194,7 +196,10 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
         if ends[changelog] is None:
             if copies or versions[0].end_lsn <= position.lsn:
                 raise gone(house, table)
-            house.forget(table)  # the micro-batch that was to make it was killed
+            first_lsn, last_lsn = versions[0].end_lsn, versions[-1].end_lsn
+            is_in_gap = any(each.gap.after_lsn < first_lsn and last_lsn <= each.start.lsn for each in recorded)
+            if is_in_gap and ends[replica] is None:
+                lost.append(table)
         for path in (changelog, replica):
             end = ends[path]
             if end is not None and end.is_restored:
@@ -203,6 +208,8 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
                 # The newest copy may be beyond the position, and may be what RESTORE has taken.
                 since_lsn = max(position.lsn, end.lsn, *copies) + 1
                 want(house, table, since_lsn, SET_BACK.format(path.parent.name))
+    for table in lost:  # only now: an error for another table may tell that files are missing that come back
+        house.forget(table)
     return ends
 
 

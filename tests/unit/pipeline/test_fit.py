@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from spark_sink.schema.table import MESSAGES, NO_COPIES, Table
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_segments
 from spark_sink.staging.readers import register_reader, remove_consumed
-from spark_sink.warehouse import purged_changes
+from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import SET_BACK, waiting, waits_for
 from spark_sink.warehouse.warehouse import Warehouse
@@ -33,13 +34,14 @@ from support.staged import make_epoch
 
 FRUIT = Table("public", "fruit")
 SCHEMA = StructType([StructField("id", LongType())])
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 
 
 @pytest.fixture
 def house(tmp_path: Path) -> Warehouse:
     """A changelog and a replica that are both at 20."""
     made = Warehouse(tmp_path, "delta")
-    made.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    made.open(EPOCH)
     made.write_versions(FRUIT, [version(0, 0, ID)])
     for path in (made.changelog(FRUIT), made.replica(FRUIT)):
         for lsn in (10, 20):
@@ -165,10 +167,35 @@ def test_a_changelog_that_has_gone_with_a_copy_is_an_error(house: Warehouse) -> 
     shutil.rmtree(house.changelog(FRUIT))
     house.write_versions(FRUIT, [version(50, 0, ID)])
     fit.check_tables(house, Position(1, 40))  # a micro-batch that was killed before it made the changelog
-    assert house.tables() == []
     house.write_versions(FRUIT, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
     with pytest.raises(WarehouseError, match="has gone"):
         fit.check_tables(house, Position(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("gap_end", "other_lsn", "has_replica", "is_forgotten"),
+    [
+        (60, 0, False, True),
+        (49, 0, False, False),  # the log has its changes, or the changelog is only out of sight: a file system is not mounted
+        (60, 30, False, False),
+        (60, 0, True, False),
+    ],
+    ids=["its changes were lost", "they come again", "another table has lost its changelog", "it has a replica"],
+)
+def test_a_table_is_forgotten_only_if_it_never_came(
+    house: Warehouse, *, gap_end: int, other_lsn: int, has_replica: bool, is_forgotten: bool
+) -> None:
+    """Without its versions, nothing knows a table whose changelog is only out of sight, until the server describes it again."""
+    gaps.record(house, [replace(EPOCH, number=2, start_lsn=gap_end, gap=Gap(40, "their log was lost", 1.0, 2.0))])
+    shutil.rmtree(house.changelog(FRUIT))
+    if not has_replica:
+        shutil.rmtree(house.replica(FRUIT))
+    house.write_versions(FRUIT, [version(50, 0, ID)])
+    if other_lsn:
+        house.write_versions(Table("public", "other"), [version(other_lsn, 0, ID)])
+    with pytest.raises(WarehouseError, match="has gone") if other_lsn else nullcontext():
+        fit.check_tables(house, Position(1, 40))
+    assert (FRUIT not in house.tables()) == is_forgotten
 
 
 @pytest.mark.parametrize(
