@@ -144,7 +144,7 @@ def take_back_first(house: Warehouse, table: Table, position: Position) -> None:
 
     The copy may have been in the place of a changelog that had gone. Without a record nothing would tell that there ever was one.
     """
-    _logger.warning("a copy of %s ended before its rows were in the changelog: nothing of it is kept", table)
+    _logger.warning("a copy of %s ended before its rows were in the changelog: the table waits for another copy", table)
     want(house, table, position.lsn, landed_snapshots.KILLED)
     landed_snapshots.take_back(house, table)
 

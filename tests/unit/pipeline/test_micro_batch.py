@@ -243,4 +243,4 @@ def test_a_first_copy_that_failed_leaves_its_table_waiting(tmp_path: Path, caplo
     assert [(each.table, each.why, each.reasons[0].since_lsn) for each in wanted_copies.waiting(house)] == [
         (T, "a copy of its rows was killed", 50)
     ]
-    assert caplog.messages == ["a copy of public.t ended before its rows were in the changelog: nothing of it is kept"]
+    assert caplog.messages == ["a copy of public.t ended before its rows were in the changelog: the table waits for another copy"]
