@@ -48,7 +48,7 @@ BEGIN
 END
 $cdcpipe$;
 
--- What was installed: the version of this file, and the options of the command. Everybody may read the comment.
+-- What was installed: the version of this file, and the options of the command. `cdcpipe ddl` reads them from this function's text.
 CREATE OR REPLACE FUNCTION @schema@.ddl_settings() RETURNS json
 LANGUAGE sql IMMUTABLE
 AS $cdcpipe$ SELECT @settings@::pg_catalog.json $cdcpipe$;

@@ -36,16 +36,19 @@ DEFAULT_SCHEMA: Final = "cdcpipe"
 
 _ENABLED: Final = {"O": "origin", "A": "always", "R": "replica", "D": "disabled"}
 
+# The settings are read where the functions have them, in the text of ``ddl_settings``: a dump without comments keeps it.
+_SETTINGS: Final = "pg_catalog.substring(s.prosrc, '[{][^}]*[}]')"
+
 _FIND: Final = f"""
 SELECT e.evtname, e.evtenabled, n.nspname, (
-    SELECT pg_catalog.obj_description(s.oid, 'pg_proc') FROM pg_catalog.pg_proc s
-    WHERE s.pronamespace = n.oid AND s.proname = 'ddl_settings')
+    SELECT {_SETTINGS} FROM pg_catalog.pg_proc s
+    WHERE s.pronamespace = n.oid AND s.proname = 'ddl_settings' AND s.pronargs = 0)
 FROM pg_catalog.pg_event_trigger e
 JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 WHERE e.evtname IN ({", ".join(map(quote_literal, script.TRIGGERS))}) ORDER BY 1
 """
-_FIND_FUNCTIONS: Final = """
-SELECT n.nspname, pg_catalog.obj_description(s.oid, 'pg_proc')
+_FIND_FUNCTIONS: Final = f"""
+SELECT n.nspname, {_SETTINGS}
 FROM pg_catalog.pg_proc s JOIN pg_catalog.pg_namespace n ON n.oid = s.pronamespace
 WHERE s.proname = 'ddl_settings' AND s.pronargs = 0 ORDER BY 1
 """
@@ -56,6 +59,9 @@ FROM pg_catalog.pg_event_trigger e CROSS JOIN pg_catalog.pg_proc p
 WHERE e.evtname = 'cdcpipe_ddl_command_end'
 AND p.proname = 'pg_logical_emit_message' AND p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
 """
+
+
+_BOTH_OPTIONS: Final = "cdcpipe ddl install with --statements or --no-statements, and with --strict or --no-strict"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ def find(connection: Connection) -> Installed | None:
     """Return what is installed in the database, or None. The functions may be there without event triggers."""
     rows = connection.execute(_FIND)
     if not rows:
-        found = [(schema or "", _settings(comment)) for schema, comment in connection.execute(_FIND_FUNCTIONS)]
+        found = [(schema or "", _settings(text)) for schema, text in connection.execute(_FIND_FUNCTIONS)]
         return next((Installed(schema, settings, {}) for schema, settings in found if settings is not None), None)
     return Installed(
         schema=rows[0][2] or "",
@@ -125,8 +131,8 @@ def install(connection: Connection, wanted: Wanted, publications: Sequence[str] 
     found = find(connection)
     if found is not None and wanted.schema not in (None, found.schema):
         msg = f"DDL capture is installed already, in the schema {found.schema!r}"
-        raise InitError(msg, hint="without --schema it stays there, cdcpipe ddl remove removes it")
-    before = (found and found.settings) or script.Settings()
+        raise InitError(msg, hint="without --schema it stays there; cdcpipe ddl remove removes it with its options")
+    before = _settings_before(found, wanted)
     if before.version > script.VERSION:
         msg = f"DDL capture of the later version {before.version} is installed; this program has version {script.VERSION}"
         raise InitError(msg, hint="use the later version of cdcpipe, or cdcpipe ddl remove first")
@@ -137,6 +143,18 @@ def install(connection: Connection, wanted: Wanted, publications: Sequence[str] 
     with _naming_privileges(connection):
         connection.execute(script.install(schema, settings, tables, publications))
     return Done(schema, settings, _kept(wanted, schema, settings))
+
+
+def _settings_before(found: Installed | None, wanted: Wanted) -> script.Settings:
+    """Return the settings that stay unless something else is wanted. Raises InitError if nobody knows what would stay."""
+    if found is None:
+        return script.Settings()
+    if found.settings is not None:
+        return found.settings
+    if wanted.statements is None or wanted.strict is None:  # the default could put texts into the WAL that somebody has excluded
+        msg = f"the options of the DDL capture in the schema {found.schema!r} can't be read"
+        raise InitError(msg, hint=_BOTH_OPTIONS)
+    return script.Settings()
 
 
 def _kept(wanted: Wanted, schema: str, settings: script.Settings) -> list[str]:
@@ -206,7 +224,7 @@ def examine(connection: Connection, publications: Sequence[str] = ()) -> tuple[I
 
 def _examine_functions(found: Installed) -> Iterator[Verdict]:
     if found.settings is None:
-        yield error(f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", "cdcpipe ddl install")
+        yield error(f"the functions in {found.schema!r} are not those of cdcpipe", "DDL fails", _BOTH_OPTIONS)
         return
     yield ok(f"version {found.settings.version} in the schema {found.schema!r}, {found.settings.description}")
 

@@ -49,6 +49,13 @@ def levels(report: dict) -> list[tuple[str, str, str | None]]:
     return [(each["level"], each["check"], each["subject"]) for each in report["findings"] if each["level"] != "ok"]
 
 
+def replace_settings(capture: Capture, settings: dict) -> None:
+    text = json.dumps(settings)
+    capture.connection.execute(
+        f"create or replace function cdcpipe.ddl_settings() returns json language sql as $$ select '{text}'::json $$"
+    )
+
+
 def test_what_is_installed_is_removed_without_a_trace(db: postgres.Database) -> None:
     with db.connect() as connection:
         before = connection.execute(EVERYTHING).fetchall()
@@ -96,6 +103,25 @@ def test_an_installation_that_is_run_again_keeps_what_nobody_asks_it_to_change(d
     assert said("--schema", "my app", "--statements") == "my app, with the statements' texts\n"
     installed = status(database)[1]["installed"]
     assert [installed[key] for key in ("schema", "statements", "strict")] == ["my app", True, False]
+
+
+def test_a_dump_without_comments_keeps_the_options(database: postgres.Database) -> None:
+    """The texts of the statements came back into the stream without a word."""
+    assert run_cli("ddl", "install", "-d", database.dsn, "--no-statements", "--strict")[0] == 0
+    with database.connect() as connection:
+        connection.execute("comment on function cdcpipe.ddl_settings() is null")
+    assert status(database)[0] == 0
+    code, out, _ = run_cli("ddl", "install", "-d", database.dsn)
+    assert (code, "without the statements' texts, strict" in out.decode()) == (0, True)
+
+
+def test_options_that_cannot_be_read_have_to_be_given(capture: Capture) -> None:
+    replace_settings(capture, {"mine": True})
+    assert levels(status(capture.database)[1]) == [("error", "ddl.installed", None)]
+    for options in ([], ["--no-statements"], ["--strict"]):
+        code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn, *options)
+        assert (code, "the options of the DDL capture in the schema 'cdcpipe' can't be read" in err) == (2, True)
+    assert capture.install("--no-statements", "--no-strict")["settings"]["statements"] is False
 
 
 def test_a_text_that_may_hold_a_password_is_left_out(capture: Capture) -> None:
@@ -212,20 +238,18 @@ def test_the_printed_sql_can_describe_no_publication() -> None:
 
 
 def test_a_later_version_is_not_replaced(capture: Capture) -> None:
-    settings = json.dumps({"version": 99, "statements": True, "strict": False})
-    capture.connection.execute(f"comment on function cdcpipe.ddl_settings() is '{settings}'")
+    replace_settings(capture, {"version": 99, "statements": True, "strict": False})
     code, _, err = run_cli("ddl", "install", "-d", capture.database.dsn)
     assert (code, "later version 99 is installed" in err) == (2, True)
 
 
 def test_an_older_version_is_brought_up_to_date(capture: Capture) -> None:
     """An older version has other functions under the same names; here, functions that do nothing."""
-    settings = json.dumps({"version": 0, "statements": True, "strict": False})
+    replace_settings(capture, {"version": 0, "statements": True, "strict": False})
     for name in ("ddl_command_end", "ddl_sql_drop", "ddl_table_rewrite"):
         capture.connection.execute(
             f"create or replace function cdcpipe.{name}() returns event_trigger language plpgsql as 'begin end'"
         )
-    capture.connection.execute(f"comment on function cdcpipe.ddl_settings() is '{settings}'")
     assert capture.run("alter table t add a int") == []
     assert levels(status(capture.database)[1]) == [("warning", "ddl.version", None)]
     capture.install()
