@@ -96,8 +96,8 @@ def install(
 ) -> None:
     """Install DDL capture in a database, in one transaction. Run it again to change the options or to get a later version.
 
-    A further installation keeps the options that you do not give. It takes a superuser, or the role that a managed service has in
-    its place. Everybody's DDL is captured then.
+    A further installation keeps --schema, --statements and --strict as they are unless you give them. An installation takes a
+    superuser, or the role that a managed service has in its place. Everybody's DDL is captured then.
     """
     wanted = ddl.Wanted(schema, statements, strict)
     if is_print:
