@@ -52,6 +52,7 @@ def command(*, metrics: Address | None, **options: Any) -> None:
     log_to_stderr(verbose=config.verbose)
     monitor = SlotMonitor(config.connection, config.slot, command=config.command)
     launcher = Launcher(config, monitor)
+    launcher.logs_error = False  # the command's last line says it
     service = ServiceManager()
     stop = service.told_before(launcher.request_stop)
     with LandMetrics(launcher, monitor).served(metrics), on_signals(stop) as asked:

@@ -30,13 +30,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from cdcpipe.background import Background
 from cdcpipe.error_texts import unexpected
 from cdcpipe.errors import CdcpipeError, ProtocolError
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.measures import Histogram
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.threads import Background
 from spark_sink.client.failure import Failure
 from spark_sink.client.prepare import Prepared
 from spark_sink.client.process import is_report
@@ -99,6 +99,8 @@ class Launcher(Background):
 
     ``monitor``, if it runs, tells when the server's WAL passed an idle position.
     """
+
+    _spoken_name = "the launcher"
 
     def __init__(self, config: LauncherConfig, monitor: SlotMonitor | None = None) -> None:
         super().__init__("cdcpipe-launcher")
@@ -172,6 +174,8 @@ class Launcher(Background):
             self._wakeup.close()
 
     def _take_error(self, ex: BaseException) -> None:
+        if not self._ready.is_set():
+            self.logs_error = False  # `start` raises it
         super()._take_error(ex)
         self._note(last_error=ex.message if isinstance(ex, CdcpipeError) else unexpected(ex))
 

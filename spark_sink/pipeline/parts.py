@@ -49,7 +49,7 @@ def make_pipeline(
     is_stopping: Callable[[], bool],
 ) -> Pipeline:
     """Return the pipeline. ``describe``, ``keyless_named`` and ``is_stopping`` are those of `Pipeline`."""
-    return Pipeline(
+    pipeline = Pipeline(
         spark,
         config.launcher.staging,
         config.warehouse,
@@ -76,6 +76,8 @@ def make_pipeline(
         history_interval_s=config.history_interval_s,
         is_stopping=is_stopping,
     )
+    pipeline.logs_error = False  # it ends the run, too
+    return pipeline
 
 
 def make_healer(

@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from cdcpipe.background import Startable
 from cdcpipe.measures import Histogram
-from cdcpipe.threads import Startable
 from spark_sink.changelog.history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
@@ -95,6 +95,8 @@ class Pipeline(Startable):
 
     A wait for another process that has the tables alone ends at `stop`, or once ``is_stopping`` is True: call `stop` then, too.
     """
+
+    _spoken_name = "the pipeline"
 
     def __init__(
         self,
@@ -167,7 +169,6 @@ class Pipeline(Startable):
         self._progress = PipelineProgress()
         self.query: StreamingQuery | None = None
         """Spark's query, for reading its progress; None before ``start``. To end the query, call ``stop`` of the pipeline."""
-        self._error: BaseException | None = None
         self._starting = threading.RLock()  # held while query and threads start; a signal handler may call stop() in that thread
         self._batch_id: int | None = None
         """The newest micro-batch whose changes are in the tables."""
@@ -229,13 +230,14 @@ class Pipeline(Startable):
 
     def process_available(self) -> None:
         """Bring the tables to the log's present end. Returns when that is done, or stops at an error or an interrupt (^C)."""
-        self.start(available_now=True)
-        try:
-            self.wait()
-        except BaseException:
-            with suppress(Exception):  # the first error is kept
-                self.stop()
-            raise
+        with self._raising_error():
+            self.start(available_now=True)
+            try:
+                self.wait()
+            except BaseException:
+                with suppress(Exception):  # the first error is kept
+                    self.stop()
+                raise
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, and raise the error if there was one. Returns False if the time runs out first."""
@@ -340,7 +342,7 @@ class Pipeline(Startable):
 
     def _take_error(self, ex: BaseException) -> None:
         """Make an error of a thread that follows the changelogs the error of the pipeline, and stop the query."""
-        self._error = self._error or own_error(ex)  # the first error is kept
+        self._end_with(own_error(ex))
         self._stop_query()
 
     @property
@@ -449,7 +451,7 @@ class Pipeline(Startable):
                 with suppress(InterruptedError):  # the next start makes up for it
                     self._follower.catch_up()
         except BaseException as ex:
-            self._error = self._error or own_error(ex)  # the first error is kept
+            self._end_with(own_error(ex))
             raise
         return True
 
@@ -484,14 +486,7 @@ class Pipeline(Startable):
                 self._tables.read_names()
         message_count = counts.pop(MESSAGES, 0)
         self.changes.update(counts)
-        self._progress = replace(
-            self._progress,
-            position=position,
-            batches=self._progress.batches + 1,
-            changes=self._progress.changes + sum(counts.values()),
-            tables=len(self.changes),
-            messages=self._progress.messages + message_count,
-        )
+        self._progress = self._progress.after_batch(position, sum(counts.values()), message_count, len(self.changes))
 
 
 def _release_segments(pipeline: Pipeline, batch_id: int, end: Position) -> None:

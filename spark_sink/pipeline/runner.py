@@ -22,9 +22,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from cdcpipe.error_texts import unexpected
-from cdcpipe.errors import CdcpipeError, InitError
-from cdcpipe.threads import Background
+from cdcpipe.background import Background
+from cdcpipe.errors import InitError
 from spark_sink.client.keyless import has_key, table_name, warnings_of
 from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
@@ -103,6 +102,8 @@ class Runner(Background):
     pipeline: Pipeline | None
     """The pipeline; None while Spark starts or the initial snapshot runs."""
 
+    _spoken_name = "the run"
+
     def __init__(self, config: RunConfig, spark: SparkSession | None = None) -> None:
         super().__init__("cdcpipe-run")
         self.config = config
@@ -115,6 +116,7 @@ class Runner(Background):
         source = config.launcher
         self.monitor = SlotMonitor(source.connection, source.slot, command=source.command, delay_s=_WATCH_AFTER_S)
         self.launcher = Launcher(source, self.monitor)
+        self.launcher.logs_error = False  # it ends the run, too
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
@@ -129,8 +131,6 @@ class Runner(Background):
         self._healer: Healer | None = None
         self._is_complete = False
         self._step = "asking the server"
-        self.logs_error = True
-        """Whether an error that ends the run is logged: nobody may be in `wait`. Who shows the error itself turns this off."""
 
     # --- for the owner of the runner ---
 
@@ -412,15 +412,13 @@ class Runner(Background):
         elif is_stopping and has_spark_ended and jvm.may_have_been_asked():
             _logger.info("Spark was ended by the signal, too; what the tables lack comes with the next start")
         else:
-            self._error = explained(ex)
+            error: BaseException = explained(ex)
             if has_spark_ended:
-                self._error = session.ended_error()
-                self._error.__cause__ = ex
+                error = session.ended_error()
+                error.__cause__ = ex
             jvm.show_held()
-            last_error.note(self.config.launcher.staging, "run", self._error)
-            if self.logs_error:
-                said = self._error.message if isinstance(self._error, CdcpipeError) else unexpected(self._error)
-                _logger.error("the run has ended: %s", said)
+            last_error.note(self.config.launcher.staging, "run", error)
+            self._end_with(error)
             return
         last_error.clear(self.config.launcher.staging)  # these are good ends, too
 

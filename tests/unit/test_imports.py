@@ -46,6 +46,7 @@ LAYERS = {
     "cdcpipe.sql": 2,
     "cdcpipe.pipe": 2,
     "cdcpipe.types": 2,
+    "cdcpipe.background": 3,
     "cdcpipe.catalog_sql": 3,
     "cdcpipe.ddl": 3,
     "cdcpipe.logs": 3,

@@ -1,14 +1,13 @@
-"""Threads: a waiter that is interrupted, and work in the background."""
+"""Threads: a waiter that is interrupted."""
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from cdcpipe.threads import Background, Worker
+from cdcpipe.threads import Worker
 from support.waiting import until
 
 
@@ -108,61 +107,3 @@ def test_a_join_that_could_never_end_is_refused() -> None:
     worker.start()
     worker.join(60)
     assert errors == ["cannot join the current thread"]
-
-
-class Counting(Background):
-    def __init__(self, problem: Exception | None = None) -> None:
-        super().__init__("counting")
-        self.problem = problem
-
-    def _work(self) -> None:
-        if self.problem is not None:
-            raise self.problem
-        self._stopping.wait()
-
-
-def test_work_in_the_background_ends_when_it_is_asked_to() -> None:
-    with Counting() as counting:
-        assert not counting.wait(0.01)
-        assert not counting.has_ended
-    assert counting.has_ended
-    assert counting.wait()
-    assert counting.error is None
-    Counting().stop()  # it was never started
-
-
-_FORKED = """
-import os, signal, sys
-from cdcpipe.threads import Background
-class Waiting(Background):
-    def _work(self):
-        self._stopping.wait()
-with Waiting("waiting") as waiting:
-    if not (child := os.fork()):
-        signal.alarm(20)
-        if sys.argv[1] == "exit":
-            sys.exit()
-    else:
-        assert os.waitpid(child, 0)[1] == 0
-        assert not waiting.has_ended
-"""
-
-
-@pytest.mark.parametrize("ending", ["exit", "the end of the block"])
-def test_a_forked_child_that_ends_does_not_stop_the_work_of_its_parent(ending: str) -> None:
-    """It used to wait for ever for a thread that it does not have."""
-    ended = subprocess.run([sys.executable, "-c", _FORKED, ending], stderr=subprocess.PIPE, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_the_owner_of_work_in_the_background_gets_its_error() -> None:
-    problem = ValueError("no such luck")
-    counting = Counting(problem).start()
-    with pytest.raises(ValueError, match="no such luck"):
-        counting.wait(60)
-    assert counting.error is problem
-    counting.stop()
-    with pytest.raises(ValueError, match="no such luck"), Counting(problem):
-        pass  # the end of the context waits for the work, and raises its error
-    with pytest.raises(KeyError), Counting(problem):
-        raise KeyError("an error of the owner comes first")

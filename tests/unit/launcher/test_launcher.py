@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -192,6 +193,19 @@ def test_a_streamer_that_gives_up_ends_the_launcher(fake: Callable[..., Fake], c
     assert lock_owner(made.staging) is None
     made.run()
     made.check(WORK)
+
+
+@pytest.mark.parametrize("at", ["prepare", "stream"])
+def test_an_error_that_nobody_gets_is_logged(fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture, at: str):
+    """`start` raises the first one."""
+    turn = {"exit": 8, "stderr": "cdcpipe: error: it is so\n", "bytes": 1500}
+    launcher = Launcher(fake(WORK, [turn] if at == "prepare" else [{}, turn]).config())
+    with pytest.raises(CdcpipeError, match="it is so") if at == "prepare" else nullcontext():
+        launcher.start()
+    launcher._thread.join()
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert isinstance(launcher.error, CdcpipeError)
+    assert logged == ([] if at == "prepare" else [f"the launcher has ended: it is so (hint: {launcher.error.hint})"])
 
 
 def test_a_server_that_cannot_send_what_comes_next(fake: Callable[..., Fake]):

@@ -361,6 +361,24 @@ def test_an_error_of_the_last_round_is_kept_when_a_source_starts_late(
     assert query.starts == 1
 
 
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_an_error_of_a_merge_that_nobody_gets_is_logged(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_raised: bool
+) -> None:
+    """The query was stopped without a word, as if on purpose. `process_available` raises the error."""
+    made = pipeline(Query(clock, Exception(LATE)), tmp_path, monkeypatch)
+    problem = CdcpipeError("the merge failed", hint="make room")
+    if is_raised:
+        monkeypatch.setattr(made, "_stop_following", lambda **_: made._take_error(problem))
+        with pytest.raises(CdcpipeError, match="the merge failed"):
+            made.process_available()
+    else:
+        made.start()._take_error(problem)
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert logged == ([] if is_raised else ["the pipeline has ended: the merge failed (hint: make room)"])
+    assert made.logs_error
+
+
 @pytest.mark.parametrize("cause", [KILLED, CUT_OFF])
 def test_a_source_that_was_killed_is_started_again(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str

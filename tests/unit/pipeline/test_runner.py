@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import MISSING, fields
@@ -17,13 +18,13 @@ from typing import Any, cast
 import click
 import pytest
 
+from cdcpipe.background import Background
 from cdcpipe.errors import CdcpipeError, ExcludedColumnError, InitError, InvalidArgumentsError
 from cdcpipe.masks import parse_masks
-from cdcpipe.threads import Background
 from spark_sink.commands import land
 from spark_sink.commands import run as run_command
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.launcher.launcher import Progress
+from spark_sink.launcher.launcher import Launcher, Progress
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.pipeline.failures import PipelineError
@@ -444,16 +445,14 @@ def test_a_stop_that_ends_spark_or_a_question_removes_the_last_error(
     assert made.error is None
 
 
-@pytest.mark.parametrize("is_shown", [True, False])
-def test_an_error_that_nobody_waits_for_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_shown: bool) -> None:
+def test_an_error_that_nobody_waits_for_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run in the background of a notebook ended without a word."""
-    config = RunConfig(launcher(tmp_path), tmp_path / "warehouse")
-    made = Runner(config)
-    made.logs_error = not is_shown
-    made._take_error(StagingError("the disk is full"))
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == (
-        [] if is_shown else ["the run has ended: the disk is full"]
-    )
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    made._take_error(StagingError("the disk is full", hint="make room"))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "the run has ended: the disk is full (hint: make room)"
+    ]
+    assert not made.launcher.logs_error  # its error is the run's
 
 
 @pytest.mark.parametrize("by_command", [True, False])
@@ -475,6 +474,27 @@ def test_who_raises_the_error_of_a_run_does_not_log_it(
 
     with pytest.raises(StagingError, match="the disk is full"):
         run()
+    assert "the disk is full" not in caplog.text + capsys.readouterr().err
+
+
+def test_land_does_not_log_the_error_that_it_ends_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    is_waited_for = threading.Event()
+
+    def fail(launcher: Launcher) -> None:
+        launcher._ready.set()
+        is_waited_for.wait()
+        raise StagingError("the disk is full")
+
+    def wait(launcher: Launcher, timeout_s: float | None = None) -> bool:
+        is_waited_for.set()
+        return Background.wait(launcher, timeout_s)
+
+    monkeypatch.setattr(Launcher, "_land", fail)
+    monkeypatch.setattr(Launcher, "wait", wait)
+    with pytest.raises(StagingError, match="the disk is full"):
+        land.command.main(["-S", "s", "--publication", "p", "--staging", str(tmp_path / "staging")], standalone_mode=False)
     assert "the disk is full" not in caplog.text + capsys.readouterr().err
 
 
