@@ -44,6 +44,7 @@ CHECKS: Final = (
     "staging.clock",
     "warehouse.place",
     "warehouse.file_system",
+    "warehouse.folders",
     "warehouse.space",
     "warehouse.store",
     "warehouse.clock",
