@@ -123,6 +123,7 @@ def command(
         exported = {
             "snapshot": export.snapshot.name,
             "consistent_point": format_lsn(export.snapshot.consistent_point),
+            "snapshot_time": export.snapshot_time,
             "slot_created": export.is_slot_new,
         }
         _print(found, exported)

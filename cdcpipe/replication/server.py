@@ -27,6 +27,7 @@ __all__ = [
     "check_wal_level",
     "copies_slots",
     "current_lsn",
+    "current_time",
     "decoding_problem",
     "existing_roles",
     "expect_system",
@@ -168,6 +169,12 @@ def current_lsn(connection: Connection) -> LSN:
     )
     lsn = LSN.parse(text or "0/0")
     return lsn if is_standby == "t" else last_end(lsn, int(page_bytes or 0), int(segment_bytes or 0))
+
+
+def current_time(connection: Connection) -> str:
+    """Return the time of the server's clock, as in ``2026-11-28T15:54:46.123456Z``."""
+    sql = """SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    return connection.execute(sql)[0][0] or ""
 
 
 def last_end(insert_lsn: LSN, page_bytes: int, segment_bytes: int) -> LSN:

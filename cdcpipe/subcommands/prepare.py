@@ -20,7 +20,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.pipe.input import read_up_to
 from cdcpipe.replication.opening import OpeningWalsender
 from cdcpipe.replication.publications import check_named, check_publications
-from cdcpipe.replication.server import System, current_lsn, expect_system_id, is_standby
+from cdcpipe.replication.server import System, current_lsn, current_time, expect_system_id, is_standby
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.replication.slot_creation import ExportedSnapshot, NewSlot, export_snapshot
 from cdcpipe.replication.slots import Slot, check_free
@@ -62,9 +62,11 @@ class Export:
     """A snapshot that other sessions on the server can read.
 
     With ``is_slot_new`` the snapshot is that of the slot's beginning. Otherwise it is current, somewhere in the slot's stream.
+    ``snapshot_time`` is the server's time just after the snapshot was exported: its transactions committed before this time.
     """
 
     snapshot: ExportedSnapshot
+    snapshot_time: str
     is_slot_new: bool
     walsender: Walsender
 
@@ -202,9 +204,11 @@ def exporting(config: SlotConfig, readable: Sequence[str] = (), *, quiet: bool =
                 name = f"cdcpipe_snapshot_{secrets.token_hex(6)}"
                 export(NewSlot(name, "pgoutput", False, is_standby(connection), config.create_timeout_s), is_temporary=True)
             with telling_of_new_slot(slot):
+                # Not earlier: the snapshot has the transactions that ended while the server waited for them.
+                snapshot_time = current_time(connection)
                 # It does not matter whether another connection uses the slot, because the snapshot comes from a temporary one.
                 preparation = _preparation(connection, config, slot, server, in_use=True, quiet=quiet)
-        yield preparation, Export(made[0], slot.is_new, walsender)
+        yield preparation, Export(made[0], snapshot_time, slot.is_new, walsender)
 
 
 def _named(tables: Sequence[PublishedTable], names: Sequence[str]) -> list[PublishedTable]:

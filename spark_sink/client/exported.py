@@ -18,6 +18,7 @@ import logging
 import os
 import time
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
@@ -48,6 +49,9 @@ _SERVER: Final = ("host", "hostaddr", "port", "dbname")
 
 _LAST_LINE = b"\n}\n"
 """The end of the object that the subprocess prints. It is indented, so the objects in it do not end at the beginning of a line."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 _END_TIMEOUT_S = 10.0
 _END_POLL_S = 0.05
@@ -96,6 +100,8 @@ class ExportedSnapshot:
             with reading("prepare --export-snapshot"):
                 self.name = str(found["snapshot"])
                 self.consistent_point = LSN.parse(found["consistent_point"])
+                self.time_us = (datetime.fromisoformat(found["snapshot_time"]) - _EPOCH) // _MICROSECOND
+                """The server's time at the snapshot's position (UTC, since 1970)."""
                 self.is_slot_new = bool(found["slot_created"])
                 self.connection = self.prepared.connection
                 """libpq's parameters for sessions that read the snapshot. No password is among them."""

@@ -298,7 +298,7 @@ class Snapshot:
             connection=connection,
             snapshot=export.name,
             position=self._position(int(export.consistent_point)),
-            time_us=plan.time_us,
+            time_us=export.time_us,
             is_utf8=plan.is_utf8,
             rows=rows,
             chunks=chunks,

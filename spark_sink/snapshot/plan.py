@@ -231,13 +231,9 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tables to copy.
-
-    ``time_us`` is the snapshot's time (UTC, since 1970). ``is_utf8`` says whether the server checks that texts are UTF-8.
-    """
+    """The tables to copy. ``is_utf8`` says whether the server checks that texts are UTF-8."""
 
     tables: tuple[TablePlan, ...]
-    time_us: int
     is_utf8: bool
 
 
@@ -376,7 +372,7 @@ def _tables_query(publications: Sequence[str], server_version: int, names: Seque
 
 _FACTS: Final = """
 SELECT current_setting('server_version_num')::int8, current_setting('block_size')::int8,
-    (extract(epoch FROM now()) * 1000000)::int8, current_setting('server_encoding')::text
+    current_setting('server_encoding')::text
 """
 
 
@@ -400,7 +396,7 @@ def _make_plan(
         with opened.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_TIMEOUT_MS}")
             cursor.execute(_FACTS)
-            server_version, page_bytes, time_us, encoding = cursor.fetchone()
+            server_version, page_bytes, encoding = cursor.fetchone()
             cursor.execute(_tables_query(publications, server_version, names, estimates=estimates))
             found = [json.loads(row[0]) for row in cursor.fetchall()]
     except (opened.Error, OSError) as ex:
@@ -412,7 +408,7 @@ def _make_plan(
         opened.close()
     pages = max(1, chunk_bytes // page_bytes)
     packed_pages = max(1, _PACKED_BYTES // page_bytes) if encoding == "UTF8" else 0
-    return Plan(tuple(_table(value, pages, packed_pages) for value in found), time_us, encoding != "SQL_ASCII")
+    return Plan(tuple(_table(value, pages, packed_pages) for value in found), encoding != "SQL_ASCII")
 
 
 def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TablePlan:

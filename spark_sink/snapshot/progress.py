@@ -46,7 +46,6 @@ class Begun:
     directory: Path
     chunks: tuple[Chunk, ...]
     """The chunks of the table at the begin of the copy. The table may have grown since."""
-    time_us: int
     token: str
     definition: Sequence[Mapping[str, Any]] = ()
     """For a new Delta table: its columns, whose names in the files were generated for this copy."""
@@ -74,21 +73,16 @@ def resume(directory: Path, purpose: str) -> Begun | None:
         if match is not None and (written := _noted(directory / name)) is not None:
             done[int(match[1])] = written
     chunks = tuple(Chunk(*each) for each in found["chunks"])
-    return Begun(directory, chunks, found["time_us"], token, found["definition"], done)
+    return Begun(directory, chunks, token, found["definition"], done)
 
 
-def begin(
-    directory: Path, purpose: str, chunks: Sequence[Chunk], time_us: int, definition: Sequence[Mapping[str, Any]] = ()
-) -> Begun:
+def begin(directory: Path, purpose: str, chunks: Sequence[Chunk], definition: Sequence[Mapping[str, Any]] = ()) -> Begun:
     """Create the directory, and record the copy that begins."""
     make_directory(directory)
     token = secrets.token_hex(8)
     cut = [list(asdict(chunk).values()) for chunk in chunks]
-    write_json(
-        directory / _BEGUN,
-        {"purpose": purpose, "chunks": cut, "time_us": time_us, "token": token, "definition": list(definition)},
-    )
-    return Begun(directory, tuple(chunks), time_us, token, definition)
+    write_json(directory / _BEGUN, {"purpose": purpose, "chunks": cut, "token": token, "definition": list(definition)})
+    return Begun(directory, tuple(chunks), token, definition)
 
 
 def note(path: Path, written: Written) -> Written:

@@ -86,6 +86,7 @@ class Copying:
     snapshot: str
     position: Position
     time_us: int
+    """The time at this position: that of the snapshot, also if the copy of a table begins hours later."""
     is_utf8: bool
     rows: Any
     chunks: Any
@@ -140,7 +141,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         () if begun is None else begun.definition,
     )
     if begun is None:
-        begun = begin(scratch / "notes", purpose, plan.chunks, copying.time_us, made.definition)
+        begun = begin(scratch / "notes", purpose, plan.chunks, made.definition)
     written = _run(copying, table, begun, _copied(copying, plan, begun, columns, made.directory, made.layout), plan.locked)
     has_exact = any(each.exact for each in written)
     made.prepare(_full(written), copying.position, with_replica=not has_exact)
@@ -182,7 +183,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
     scratch = copying.scratch / f"{plan.relation.relation_id}-later"
     directory = scratch / "files"
     purpose = _purpose(copying, plan, "later", columns.json(), layout)
-    begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks, copying.time_us)
+    begun = resume(scratch / "notes", purpose) or begin(scratch / "notes", purpose, plan.chunks)
     places.make_directory(directory)
     written = _run(copying, table, begun, _copied(copying, plan, begun, columns, directory, layout), plan.locked)
     full = _full(written)
@@ -251,7 +252,7 @@ def _copied(copying: Copying, plan: TablePlan, begun: Begun, columns: StructType
         types=to_arrow_schema(columns, timezone="UTC"),
         epoch=copying.position.epoch,
         lsn=copying.position.lsn,
-        time_us=begun.time_us,
+        time_us=copying.time_us,
         directory=places.name(directory),
         layout=layout,
         is_utf8=copying.is_utf8,

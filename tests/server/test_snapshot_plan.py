@@ -870,6 +870,28 @@ def test_an_initial_snapshot_that_was_refused_leaves_a_record_only_if_there_is_a
     assert not refused(publications=("nope",), create_slot=False)
 
 
+def test_a_snapshot_has_the_servers_time_of_its_export(source: Source) -> None:
+    """Not an earlier one: the server waits for the transaction that is running, and the snapshot has its rows."""
+    source.sql("create table t (id int primary key)", "create publication p for table t")
+    writer = source.database.connect()
+    writer.execute("begin")
+    writer.execute("insert into t values (1)")
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(source.take)
+        waits = f"select count(*) from pg_stat_activity where wait_event = 'transactionid' and datname = '{source.database.name}'"
+        until(lambda: source.connection.execute(waits).fetchone() == (1,), "the export that waits")
+        committed_us = now_us(writer)
+        writer.execute("commit")
+        export = taking.result()
+    assert committed_us <= export.time_us <= now_us(source.connection)
+
+
+def now_us(connection: Any) -> int:
+    """Return the time of the server's clock."""
+    found = connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::int8").fetchone()
+    return int(found[0])
+
+
 def test_a_snapshot_that_was_left_is_gone_on_with_where_it_fits(source: Source) -> None:
     source.sql("create table t (id int primary key)", "insert into t values (1)", "create table u (id int primary key)")
     source.sql("create publication p for table t, u")
@@ -885,6 +907,7 @@ def test_a_snapshot_that_was_left_is_gone_on_with_where_it_fits(source: Source) 
     again = take()
     assert again.is_left_over
     assert (again.name, again.consistent_point, again.prepared) == (first.name, first.consistent_point, first.prepared)
+    assert again.time_us == first.time_us
     again.check()
     rows = open_snapshot(conninfo(again.connection, again.prepared.server_version), again.name)
     with rows.cursor() as cursor:

@@ -23,6 +23,7 @@ DESCRIPTION = {
     "tables": [{"schema": "public", "name": "fruit", "columns": [{"name": "id"}, {"name": "price"}]}],
     "snapshot": "00000003-1",
     "consistent_point": "0/100",
+    "snapshot_time": "1970-01-01T00:00:01.000007Z",
     "slot_created": True,
     "connection": {"host": "/run"},
 }
@@ -43,6 +44,7 @@ def test_a_description_may_come_in_pieces(tmp_path: Path) -> None:
     command = (*python(IN_LINES), json.dumps(DESCRIPTION, indent=2) + "\n")
     with ExportedSnapshot(LauncherConfig("s", tmp_path, command=command), lambda: False, tmp_path / "export") as export:
         assert (export.name, export.consistent_point, export.connection) == ("00000003-1", 0x100, {"host": "/run"})
+        assert export.time_us == 1_000_007
 
 
 def test_nothing_is_copied_of_a_column_that_is_to_stay_on_the_server(tmp_path: Path) -> None:

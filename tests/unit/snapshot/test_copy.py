@@ -85,10 +85,10 @@ class Round:
         house.open(FIRST)
         made: Any = Snapshot(LauncherConfig("slot", self.staging), house, "snapshot", 1, 0.0)
         self.prepared = replace(Prepared(180000, "7123", 1, "shop", LSN(0x200), LSN(0), ()), **server)
-        made._export = SimpleNamespace(connection={}, prepared=self.prepared, name="x", consistent_point=0x200)
+        made._export = SimpleNamespace(connection={}, prepared=self.prepared, name="x", consistent_point=0x200, time_us=7)
         made._spark, made._epochs = SimpleNamespace(), [FIRST]
         made._counts = SimpleNamespace(value=0), SimpleNamespace(value=0)
-        made._plan = lambda *_: SimpleNamespace(time_us=0, is_utf8=True)
+        made._plan = lambda *_: SimpleNamespace(is_utf8=True)
         made._choose = lambda *_: []
         self.snapshot = made
         self.recorded: list[tuple[int, list[Epoch]]] = []
@@ -181,6 +181,16 @@ def test_a_snapshot_from_before_a_promotion_is_taken_again_once(
             made.snapshot._copy()
     assert taken == [later]
     assert [lsn for lsn, _ in made.recorded] == ([0x200] if later else [])
+
+
+def test_a_copy_has_the_time_of_its_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy may be planned hours after the snapshot, when a later run goes on with it: changes after it have earlier times."""
+    made, times = Round(tmp_path, monkeypatch), []
+    made.snapshot._choose = lambda *_: [TablePlan(relation(1, "a", ("id", 23)), (1,), (), None, (), 0)]
+    made.snapshot._jobs = SimpleNamespace(include_mine=lambda _: None)
+    monkeypatch.setattr(module, "copy_table", lambda copying, *_: times.append(copying.time_us) or 0)
+    made.copy([FIRST])
+    assert times == [made.snapshot._export.time_us]
 
 
 def test_the_totals_are_what_was_read_and_what_is_left_in_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ def planned(name: str, *columns: str) -> TablePlan:
 
 def test_a_table_without_columns_is_not_copied(snapshot: GapSnapshot) -> None:
     """Its version would say nothing, so that no copy of it would ever count as one."""
-    plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
+    plan = Plan((planned("bare"), planned("t", "id")), is_utf8=True)
     assert [each.relation.name for each in snapshot._choose(plan, Homes(snapshot.warehouse))] == ["t"]
     assert not snapshot.record_if_healed([published("bare"), published("t", "id")])
     assert gaps.open_gap(snapshot.warehouse) is not None
@@ -205,7 +205,7 @@ def test_such_a_table_is_refused_if_it_is_named(snapshot: GapSnapshot, monkeypat
         named.prepare(lambda: False)
     prepared.tables[0]["columns"] = ["id"]
     named.prepare(lambda: False)
-    plan = Plan((planned("bare"), planned("t", "id")), 0, is_utf8=True)
+    plan = Plan((planned("bare"), planned("t", "id")), is_utf8=True)
     with pytest.raises(InvalidArgumentsError, match=refusal):  # the column was dropped since
         named._choose(plan, Homes(snapshot.warehouse))
 

@@ -47,7 +47,7 @@ def test_each_chunk_has_ordinals_by_its_pages(tmp_path: Path) -> None:
     parts = [_part(number, count) for number, count in enumerate(pages)]
     chunks = [each for part in parts for each in plan._chunks(part, 4096, 64)]
     assert len(chunks) == len(pages)
-    tasks = table._tasks(begin(tmp_path / "notes", "", chunks, 0))
+    tasks = table._tasks(begin(tmp_path / "notes", "", chunks))
     schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
     shares = sum(each.share for each in chunks)
     copied = CopiedTable("", "", shares, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
@@ -130,12 +130,13 @@ def test_what_all_tasks_share_is_not_in_each_of_them(tmp_path: Path, monkeypatch
         connection="",
         snapshot="",
         position=Position(1, 5),
+        time_us=7,
         is_utf8=True,
         is_stopping=lambda: False,
         rows=SimpleNamespace(add=lambda _rows: None),
         chunks=SimpleNamespace(add=lambda _chunks: None),
     )
-    begun = begin(tmp_path / "notes", "", chunks, 0)
+    begun = begin(tmp_path / "notes", "", chunks)
     shared = table._copied(copying, planned, begun, columns, tmp_path, Layout(tuple(schema.names), schema))
     assert len(table._run(copying, Table("public", "t"), begun, shared, frozenset())) == 3
     assert copied == [("column_299", chunk, begun.record_path(number)) for number, chunk in enumerate(chunks)]

@@ -11,11 +11,11 @@ WRITTEN = Written(2, WrittenFile("part-0.parquet", 900, 2, {}, {}, {}), {})
 
 
 def test_a_copy_is_resumed_until_its_files_may_be_moved(tmp_path: Path) -> None:
-    begun = begin(tmp_path / "notes", "why", [CHUNK], 7)
+    begun = begin(tmp_path / "notes", "why", [CHUNK])
     note(begun.record_path(0), WRITTEN)
     again = resume(tmp_path / "notes", "why")
     assert again is not None
-    assert (again.chunks, again.time_us, again.done) == ((CHUNK,), 7, {0: WRITTEN})
+    assert (again.chunks, again.done) == ((CHUNK,), {0: WRITTEN})
     again.end()
     assert resume(tmp_path / "notes", "why") is None
     assert not (tmp_path / "notes").exists()

@@ -335,7 +335,7 @@ def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(t
     root = table(parts=[part(100), part(101), part(102, has_rows=True)])
     write(house, seen(found(root, table("other", relation_id=200, parts=[part(200), part(201)]), lsn=100)))
     chunks = tuple(Chunk(number, "public.t", 1, 0, None, 0) for number in (100, 101))
-    plan = Plan((TablePlan(relation(100, "t", ("id", 23)), (1,), ("id",), None, chunks, 0),), 0, is_utf8=True)
+    plan = Plan((TablePlan(relation(100, "t", ("id", 23)), (1,), ("id",), None, chunks, 0),), is_utf8=True)
     made = InitialSnapshot(LauncherConfig("slot", staging), house)
     assert made._choose(plan, Homes(house)) == [*plan.tables]
     before = read(house)
@@ -493,7 +493,7 @@ def test_an_initial_snapshot_leaves_out_what_may_have_been_renamed(house: Wareho
     write(house, seen(found(table("b"), table("new", relation_id=101), lsn=200)))
     plans = (TablePlan(relation(number, name), (1,), (), None, (), 0) for number, name in ((100, "b"), (101, "new")))
     snapshot = InitialSnapshot(LauncherConfig("slot", tmp_path / "staging"), house, "initial")
-    chosen = snapshot._choose(Plan(tuple(plans), 0, is_utf8=True), Homes(house))
+    chosen = snapshot._choose(Plan(tuple(plans), is_utf8=True), Homes(house))
     assert [each.relation.name for each in chosen] == ["new"]
     house.write_versions(Table("public", "new"), [replace(version(200, 0, ID, 101), snapshot=((1, "id"),))])
     snapshot._finish()
