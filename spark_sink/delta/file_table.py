@@ -228,7 +228,7 @@ def commit(
 ) -> None:
     """Add files, which are in the table's directory, to the table, in one commit. ``replaced`` are files that lose rows.
 
-    With ``is_reached`` the commit records that the table has all changes up to ``mark``.
+    With ``is_reached`` the commit records that the table has all changes up to ``mark``, also in Delta's ``userMetadata``.
 
     Raises ChangedError if the table was redefined since it was opened, if its log does not go back so far, or, with ``replaced``,
     if there is any newer commit. Raises DeltaError if another program has recorded a position since.
@@ -241,7 +241,9 @@ def commit(
         "numOutputBytes": str(sum(file.size for file in files)),
     }
     operation, parameters = ("WRITE", {"mode": "Append", "partitionBy": "[]"}) if replaced is None else ("MERGE", {})
-    more = {"isBlindAppend": replaced is None, "operationMetrics": metrics, "userMetadata": str(mark)}
+    more: dict[str, Any] = {"isBlindAppend": replaced is None, "operationMetrics": metrics}
+    if is_reached:
+        more["userMetadata"] = str(mark)  # not of a copy, which may land before or long after the changes up to its position
     actions = [_information(operation, now_ms, parameters, **more), *table.definition]
     if is_reached:
         actions.append({"txn": {"appId": APPLICATION, "version": mark.lsn, "lastUpdated": now_ms}})

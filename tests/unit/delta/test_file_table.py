@@ -81,6 +81,12 @@ def test_the_first_commit_makes_the_table(table: FileTable) -> None:
     assert (table.version, table.lsn) == (0, 10)
 
 
+def test_a_commit_that_reaches_no_position_names_none(table: FileTable) -> None:
+    """As of a copy, which may land long after the changes up to its position: it would look as if these came with it."""
+    file_table.commit(file_table.open_table(table.path), [FILE], Position(1, 5), is_reached=False)
+    assert "userMetadata" not in read(table, 1)[0]["commitInfo"]
+
+
 def test_names_that_files_can_not_have_are_mapped(tmp_path: Path) -> None:
     made = file_table.define(tmp_path / "t", UNFIT, {"a": "b"})
     file_table.commit(made, [FILE], Position(1, 10))
