@@ -10,6 +10,7 @@ from typing import Any
 import postgres
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from cdcpipe.errors import InvalidArgumentsError
@@ -32,7 +33,7 @@ from spark_sink.warehouse import appends, landed_snapshots, purged_changes, want
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
-from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append
+from support.changelog_rows import EPOCH, KEY, SCHEMA, TABLE, add, append, schema_of
 from support.cli_process import spark_cli
 from support.logging_state import logging_as_before
 from support.snapshots import TableCopies
@@ -90,6 +91,47 @@ def streamed(spark: SparkSession, house: Warehouse, checkpoint: Path) -> list[in
     query = changes.writeStream.format("memory").queryName("streamed").trigger(availableNow=True)
     query.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
     return sorted(row[0] for row in spark.table("streamed").collect())
+
+
+def test_a_stream_of_a_changelog_goes_on_after_a_new_column(spark: SparkSession, tmp_path: Path) -> None:
+    """docs/spark/tables.md says with which error it ends, and that the same query then gets the other changes."""
+    house = warehouse(tmp_path / "warehouse", "delta")
+    place, seen = 0, []
+
+    def add_row(columns: str, *values: int) -> None:
+        nonlocal place
+        schema = schema_of("id int").replace("id int", columns, 1)
+        row = (*values, "insert", 1, place + 10, 0, 1, NEW_YEAR, None, None, None)
+        append(spark, house, [row], schema, Position(1, place), Position(1, place + 10))
+        place += 10
+
+    def keep(rows: Any, _: int) -> None:
+        own = [name for name in rows.columns if not name.startswith("_cdc_")]
+        seen.extend(tuple(row) for row in rows.select([f"`{name}`" for name in own]).orderBy("id").collect())
+
+    def start() -> Any:
+        changes = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(house.changelog(TABLE)))
+        return changes.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    def end(query: Any) -> None:
+        with pytest.raises(StreamingQueryException, match="DELTA_SCHEMA_CHANGED_WITH_VERSION"):
+            query.processAllAvailable()
+        query.stop()
+
+    add_row("id int", 1)
+    query = start()
+    query.processAllAvailable()
+    add_row("id int, a int", 2, 2)
+    end(query)
+    query = start()
+    query.processAllAvailable()
+    add_row("id int, a bigint", 3, 1 << 40)
+    add_row("id int, a bigint, `unit price` int", 4, 4, 4)  # takes column mapping
+    end(query)
+    query = start()
+    query.processAllAvailable()
+    query.stop()
+    assert seen == [(1,), (2, 2), (3, 1 << 40, None), (4, 4, 4)]
 
 
 def assert_refused(what: Any, *arguments: Any, **options: Any) -> None:
