@@ -77,7 +77,8 @@ Example:
         type=click.Choice(READERS),
         default=SPARK,
         show_default=True,
-        help="With any, new replicas and stored histories have no deletion vectors, so that more programs can read them; merges write files anew.",
+        help="With any, new replicas and stored histories have no deletion vectors, so that more programs can read them;"
+        " merges write files anew.",
     ),
     cloup.option(
         "--widen",

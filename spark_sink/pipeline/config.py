@@ -62,7 +62,8 @@ class RunConfig:
     types: str = EXACT
     """``exact`` or ``native``: with native every numeric is a decimal. A warehouse keeps the choice that it was created with."""
     readers: Literal["spark", "any"] = "spark"
-    """Who reads the tables: with ``any``, new replicas and stored histories have no deletion vectors, and merges write files anew."""
+    """Who reads the tables: with ``any``, new replicas and stored histories have no deletion vectors, and merges
+    write files anew."""
     widen: Literal["yes", "apart"] | None = None
     """What becomes of a column whose type gets wider: Delta widens it (``yes``), or the new values go to another column beside it
     (``apart``), as always with Parquet. None: ``yes``, or ``apart`` with ``readers="any"``, because not every reader knows it."""
