@@ -18,7 +18,8 @@ NOT_ASKED_FOR = (
     # the commands that cdcpipe-spark does not start, or not with these options
     "a capture is all that cdcpipe -H wrote",
     "leave the option out, or capture without --streaming",
-    "without --schema it stays there, cdcpipe ddl remove removes it",
+    "without --schema it stays there; cdcpipe ddl remove removes it",
+    "cdcpipe ddl install with --statements",
     "wait longer (-u)",
     "--two-phase takes them as they come",
     "with --binary the server ends the stream",
