@@ -38,7 +38,6 @@ __all__ = [
     "fields_of",
     "files_between",
     "joined",
-    "memory_bytes",
     "opened_file",
     "present_rows",
     "read_batches",
@@ -210,21 +209,7 @@ def present_rows(directory: Path, file: Mapping[str, Any], count: int) -> Flags:
 def encoded_bytes(directory: Path, file: Mapping[str, Any]) -> int:
     """Return the uncompressed size of a file. This is no bound for the memory that its values take (`Budget`)."""
     with opened_file(directory, file) as opened:
-        return _encoded_bytes(opened)
-
-
-def memory_bytes(directory: Path, file: Mapping[str, Any], fields: Mapping[str, pa.Field]) -> int:
-    """Estimate how much memory the columns of a file take: its first rows tell how much they take beside their encoded size."""
-    with opened_file(directory, file, coerce_int96_timestamp_unit="us") as opened:
-        if not opened.metadata.num_rows:
-            return 0
-        group, (rows, count) = opened.metadata.row_group(0), next(_batches(opened, fields, 0))
-        size = _size(rows) * int(group.num_rows) // count
-        return size * _encoded_bytes(opened) // max(1, int(group.total_byte_size))
-
-
-def _encoded_bytes(opened: pq.ParquetFile) -> int:
-    return sum(int(opened.metadata.row_group(number).total_byte_size) for number in range(opened.metadata.num_row_groups))
+        return sum(int(opened.metadata.row_group(number).total_byte_size) for number in range(opened.metadata.num_row_groups))
 
 
 def statistics(file: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Reads the changes that small_merge.py and small_history.py merge, from a changelog's files. No Spark.
 
-    reader = ChangeReader(log, ("id",), after_lsn, until_lsn)
-    for keys in reader.ranges():
-        events = reader.read(keys).events(keys)
+    def merge(ranges):
+        for keys in ranges:
+            events = reader.read(keys).events(keys)
+            ...
 
-A few changes are one range: all keys. If they take too much memory, there are several ranges of keys, each with about as many
-changes. The changes of a key are all in one range, so each range can be merged without the others. Each range reads all files once
-more. This takes a tenth of the time of Spark's MERGE.
+    reader = ChangeReader(log, ("id",), after_lsn, until_lsn)
+    merge_in_ranges(reader, merge)
+
+A few changes are one range: all keys. If that takes too much memory, `merge` is called again with several ranges of keys, each with
+about as many changes. The changes of a key are all in one range, so each range can be merged without the others. Each range reads
+all files once more. This takes a tenth of the time of Spark's MERGE.
 """
 
 from __future__ import annotations
@@ -33,7 +37,6 @@ from spark_sink.delta.rows import (
     fields_of,
     files_between,
     joined,
-    memory_bytes,
     read_between,
     read_where,
     statistics,
@@ -45,23 +48,17 @@ from spark_sink.replica.target import table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from spark_sink.delta.log import TableLog
     from spark_sink.delta.rows import Flags, Numbers
     from spark_sink.schema.table import Table
 
-__all__ = ["ChangeReader", "Changes", "Events", "KeyRange", "NotOrdinaryError", "turn_of", "without_spark"]
+__all__ = ["ChangeReader", "Changes", "Events", "KeyRange", "NotOrdinaryError", "merge_in_ranges", "without_spark"]
 
 _MOST_BYTES: Final = 512 << 20
 """The most bytes of changes, in memory, that are read at a time. A merge takes two to three times as much."""
-_RANGE_BYTES: Final = 256 << 20
-"""About how many bytes of more changes than that are read at a time."""
-_MOST_RANGES: Final = 16
-_MOST_BYTES_OF_RANGE: Final = 512 << 20
-"""The most bytes of changes of a range, in memory. Not all ranges have the same size."""
-_LIKELY_FEW_BYTES: Final = 8 << 20
-"""Files with fewer bytes than this are read without a look at how much memory they take. In a store that is a request for each."""
+_RANGES: Final = (1, 4, 16)
+"""In so many ranges changes are merged: in the first number with which no range takes too much memory."""
 _SAMPLES: Final = 100_000
 """About how many keys decide where the ranges begin."""
 
@@ -255,46 +252,28 @@ class ChangeReader:
         # Of an old row read only the key.
         self._fields["_cdc_old"] = pa.field(old.name, pa.struct([old.type.field(names.index(name)) for name in key]))
         self._files = files_between(log.files, self._fields["_cdc_end_lsn"].name, after_lsn, until_lsn)
-        self._all: Changes | None = None
-        """All changes, if `ranges` has read them."""
+        self._samples: pa.Array | None = None
+        """Values of the key's first column, in order. Known once several ranges are wanted."""
         self._truncated_at: tuple[int, int] | None = None
-        """LSN and ordinal of the last TRUNCATE. Known once several ranges are."""
+        """LSN and ordinal of the last TRUNCATE. Known with the samples."""
 
-    def ranges(self) -> list[KeyRange]:
-        """Return the ranges of keys whose changes to read one after the other. Together they have all keys.
+    def ranges(self, count: int) -> list[KeyRange]:
+        """Return at most ``count`` ranges of keys. Together they have all keys.
 
-        Only memory counts: values that are alike take a thousandth of it in a file. So this reads all changes, if they do not seem
-        to be many, and makes several ranges if they are. Raises NotOrdinaryError if there are too many changes, or unusual ones.
+        For several ranges this looks at all changes. Raises NotOrdinaryError if some are unusual.
         """
-        size = sum(int(file["size"]) for file in self._files)
-        if size > _LIKELY_FEW_BYTES:
-            size = self._memory_bytes()
-        if size <= _MOST_BYTES:
-            with suppress(ManyBytesError):
-                self._all = self._read(KeyRange())
-                return [KeyRange()]
-            size = max(self._memory_bytes(), _MOST_BYTES + 1)
-        count = -(-size // _RANGE_BYTES)
-        if count > _MOST_RANGES:
-            raise NotOrdinaryError("many changes")
-        step = max(1, sum(statistics(file)["numRecords"] for file in self._files) // _SAMPLES)
-        values = pa.concat_arrays([self._sample(file, step) for file in self._files])
-        if not len(values):
+        if count == 1:
             return [KeyRange()]
-        ordered = values.take(pc.sort_indices(values))
+        if self._samples is None:
+            step = max(1, sum(statistics(file)["numRecords"] for file in self._files) // _SAMPLES)
+            values = pa.concat_arrays([self._sample(file, step) for file in self._files])
+            self._samples = values.take(pc.sort_indices(values))
+        ordered = self._samples
+        if not len(ordered):
+            return [KeyRange()]
         starts = [ordered[len(ordered) * number // count] for number in range(1, count)]
         distinct = [start for before, start in pairwise([ordered[0], *starts]) if start != before]
         return [KeyRange(*limits) for limits in pairwise([None, *distinct, None])]
-
-    def _memory_bytes(self) -> int:
-        """Estimate how much memory the changes of all files take."""
-        fields = self._wanted_fields()
-        return sum(map_reads(lambda file: memory_bytes(self._path, file, fields), self._files, self._path))
-
-    def _wanted_fields(self) -> dict[str, pa.Field]:
-        """Return the columns that `read` reads."""
-        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
-        return {name: self._fields[name] for name in wanted}
 
     def _sample(self, file: Mapping[str, Any], step: int) -> pa.Array:
         """Return each ``step``-th value of the key's first column in a file, after a look at all its changes."""
@@ -310,12 +289,10 @@ class ChangeReader:
         return values.take(pa.array(np.arange(0, len(values), step)))
 
     def read(self, keys: KeyRange) -> Changes:
-        """Read the changes of keys in a range, after the last TRUNCATE."""
-        return self._all if keys.is_all and self._all is not None else self._read(keys)
-
-    def _read(self, keys: KeyRange) -> Changes:
-        fields = self._wanted_fields()
-        budget = Budget(_MOST_BYTES if keys.is_all else _MOST_BYTES_OF_RANGE)
+        """Read the changes of keys in a range, after the last TRUNCATE. Raises ManyBytesError if they take too much memory."""
+        wanted = (*self.columns.names, *POSITION, "_cdc_op", "_cdc_commit_time", "_cdc_unchanged", "_cdc_exact", "_cdc_old")
+        fields = {name: self._fields[name] for name in wanted}
+        budget = Budget(_MOST_BYTES)
         tested = ("_cdc_end_lsn", "_cdc_ordinal", "_cdc_old", self._key[0])
 
         def read_file(file: Mapping[str, Any]) -> dict[str, pa.Array]:
@@ -362,9 +339,17 @@ class ChangeReader:
         return keys
 
 
-def turn_of(ranges: Sequence[KeyRange]) -> AbstractContextManager[Any]:
-    """Return a context in which to merge the changes of these ranges of keys. It waits for the end of other large merges."""
-    return _LARGE if len(ranges) > 1 else nullcontext()
+def merge_in_ranges(reader: ChangeReader, merge: Callable[[Sequence[KeyRange]], None]) -> None:
+    """Call ``merge`` with one range of all keys. If that takes too much memory, call it again with more ranges.
+
+    ``merge`` raises ManyBytesError then, and has changed no row. It may need memory for values of the table, too. So only an
+    attempt tells. Several ranges wait for the end of other such merges. Raises NotOrdinaryError if 16 ranges still take too much.
+    """
+    for count in _RANGES:
+        with nullcontext() if count == 1 else _LARGE, suppress(ManyBytesError):
+            merge(reader.ranges(count))
+            return
+    raise NotOrdinaryError("many changes")
 
 
 def _equal(values: pa.Array, text: str) -> Flags:

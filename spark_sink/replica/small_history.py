@@ -29,7 +29,7 @@ from spark_sink.delta import file_table
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.replica.history import history_schema, own_names
 from spark_sink.replica.layout import OPTIONAL
-from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
+from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, merge_in_ranges, without_spark
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.schema.table import copies_until
@@ -103,9 +103,7 @@ def _merge(house: Warehouse, table: Table, piece: Piece, position: Position, cop
                 raise NotOrdinaryError("other names for the history's own columns")
             return open_target(history, key, wanted)
 
-        ranges = reader.ranges()
-        with turn_of(ranges):
-            _merge_into(opened, reader, ranges, key, position)
+        merge_in_ranges(reader, lambda ranges: _merge_into(opened, reader, ranges, key, position))
 
 
 def _merge_into(

@@ -15,8 +15,8 @@ because other programs may have written something unexpected to these tables. Un
 - values with exact texts;
 - a DROP TABLE, or a snapshot;
 - keys of types that PostgreSQL and Arrow may compare in different ways;
-- changes that take more than 4 GiB of memory, or of which very many have the same value in the first column of the key;
-- more than 512 MiB of values that updates did not send, and that the replica has.
+- changes that take more than some 8 GiB of memory (16 ranges of 512 MiB), or of which very many have the same value in the first
+  column of the key. Values that updates did not send, and that the replica has, count in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.replica.checks import check_growth
 from spark_sink.replica.layout import OPTIONAL, first_columns, replica_properties
-from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, turn_of, without_spark
+from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, merge_in_ranges, without_spark
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -68,9 +68,7 @@ def _merge(warehouse: Warehouse, table: Table, piece: Piece, position: Position)
     with warehouse.logs.newest(warehouse.changelog(table)) as changelog, warehouse.logs.newest(warehouse.replica(table)) as replica:
         if (replica.lsn or 0) < position.lsn:
             reader = ChangeReader(changelog, key_of(piece), piece.after_lsn, position.lsn, piece.gone)
-            ranges = reader.ranges()
-            with turn_of(ranges):
-                _merge_into(replica, reader, ranges, warehouse, table, piece, position)
+            merge_in_ranges(reader, lambda ranges: _merge_into(replica, reader, ranges, warehouse, table, piece, position))
 
 
 def _merge_into(

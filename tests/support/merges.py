@@ -17,18 +17,17 @@ SCHEMA: Final = typed_schema(struct(case=IntegerType(), id=IntegerType(), a=Inte
 
 
 @contextmanager
-def in_ranges(monkeypatch: pytest.MonkeyPatch, size: int = 1000) -> Iterator[list[int]]:
-    """Have changes read in ranges of about this many bytes. The list gets the numbers of ranges."""
+def in_ranges(monkeypatch: pytest.MonkeyPatch, count: int = 20) -> Iterator[list[int]]:
+    """Have changes read in about ``count`` ranges. The list gets the numbers of ranges."""
     numbers: list[int] = []
     ranges = ChangeReader.ranges
 
-    def counted(reader: ChangeReader) -> list[Any]:
-        found = ranges(reader)
+    def counted(reader: ChangeReader, wanted: int) -> list[Any]:
+        found = ranges(reader, wanted)
         numbers.append(len(found))
         return found
 
     with monkeypatch.context() as patched:
-        for name, value in {"_LIKELY_FEW_BYTES": 0, "_MOST_BYTES": 0, "_RANGE_BYTES": size, "_MOST_RANGES": 1000}.items():
-            patched.setattr(ordinary_changes, name, value)
+        patched.setattr(ordinary_changes, "_RANGES", (count,))
         patched.setattr(ChangeReader, "ranges", counted)
         yield numbers

@@ -109,6 +109,19 @@ def test_random_changes(
     assert sum(statistics(file)["numRecords"] for file in log.files) >= len(house.expected)
 
 
+def test_versions_that_end_make_more_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletes are few bytes. The versions that they end take more memory than one range has."""
+    source, house = Ordinary(random.Random(0)), House(tmp_path / "house")
+    for change in (source.insert, source.delete):
+        for key in range(200):
+            change(key)
+        house.commit(source)
+        house.add(source)
+        assert house.bring(source.lsn)
+        monkeypatch.setattr(rewrite, "_MOST_BYTES", 10_000)
+    assert house.stored == house.expected
+
+
 @pytest.mark.parametrize("has_copy", [False, True], ids=["with changes", "with a snapshot"])
 def test_a_new_history(tmp_path: Path, has_copy: bool) -> None:
     """It says since when it has all rows: since the snapshot with which the changelog begins, if it does."""

@@ -137,16 +137,14 @@ def inserted(house: House, count: int) -> Ordinary:
     return source
 
 
-def test_ranges_have_about_as_many_changes_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_have_about_as_many_changes_each(tmp_path: Path) -> None:
     house = House(tmp_path / "house")
     source = inserted(house, 1000)
     log = TableLog(house.warehouse.changelog(TABLE)).refresh()
     reader = ChangeReader(log, house.key, 0, source.lsn)
-    assert [keys.is_all for keys in reader.ranges()] == [True]
-    with in_ranges(monkeypatch, 10_000):
-        sizes = [reader.read(keys).growth for keys in reader.ranges()]
-    assert len(sizes) > 2
-    assert sum(sizes) == 1000
+    assert [keys.is_all for keys in reader.ranges(1)] == [True]
+    sizes = [reader.read(keys).growth for keys in reader.ranges(7)]
+    assert (len(sizes), sum(sizes)) == (7, 1000)
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -197,18 +195,25 @@ def test_a_full_disk_is_not_left_to_spark(
 
 
 def test_too_many_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many ranges, too many changes of one value of the key's first column, and too many bytes in one range."""
+    """Too many bytes in one range, and too many changes of one value of the key's first column."""
     house, same = House(tmp_path / "house"), House(tmp_path / "same", key=("case", "id"))
     lsn = inserted(house, 100).lsn
     assert inserted(same, 100).lsn == lsn
-    with in_ranges(monkeypatch) as numbers:
+    monkeypatch.setattr(ordinary_changes, "_MOST_BYTES", 2000)
+    with in_ranges(monkeypatch, 3):
+        assert not house.merge(lsn)
+    with in_ranges(monkeypatch, 30) as numbers:
         assert not same.merge(lsn)
         assert numbers == [1]
-        for name, value in (("_MOST_RANGES", 2), ("_MOST_BYTES_OF_RANGE", 1000)):
-            with monkeypatch.context() as patched:
-                patched.setattr(ordinary_changes, name, value)
-                assert not house.merge(lsn)
         assert house.merge(lsn)
+
+
+def ranges_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of changes of each range."""
+    parts: list[int] = []
+    events = ordinary_changes.Changes.events
+    monkeypatch.setattr(ordinary_changes.Changes, "events", lambda each, keys: parts.append(len(each)) or events(each, keys))
+    return parts
 
 
 def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +224,31 @@ def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monke
         source.insert(key)
     source.commit()
     house.add(source, 0)
-    for name, value in {"_MOST_BYTES": 100_000, "_RANGE_BYTES": 50_000}.items():
-        monkeypatch.setattr(ordinary_changes, name, value)
-    parts: list[int] = []
-    events = ordinary_changes.Changes.events
-    monkeypatch.setattr(ordinary_changes.Changes, "events", lambda each, keys: parts.append(len(each)) or events(each, keys))
+    monkeypatch.setattr(ordinary_changes, "_MOST_BYTES", 100_000)
+    parts = ranges_of(monkeypatch)
     assert house.merge(source.lsn)
     [file] = TableLog(house.warehouse.changelog(TABLE)).refresh().files
     assert (file["size"] < 50_000, len(parts) > 3, sum(parts)) == (True, True, 200)
+    assert rows_of(house.replica) == comparable(source.rows.values())
+
+
+def test_values_of_the_replica_make_more_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates that did not send a large value are few bytes. The values take more memory than one range has."""
+    source, house = Ordinary(random.Random(0)), House(tmp_path / "house")
+    source._blob = lambda: "a long text " * 100
+    for key in range(200):
+        source.insert(key)
+    source.commit()
+    house.add(source, 0)
+    assert house.merge(source.lsn)
+    start, parts = source.lsn, ranges_of(monkeypatch)
+    for key in range(200):
+        source.update(key)
+    source.commit()
+    house.add(source, start)
+    monkeypatch.setattr(rewrite, "_MOST_BYTES", 100_000)
+    assert house.merge(source.lsn)
+    assert (parts[0], sum(parts[1:]) >= 200, max(parts[1:]) < 100) == (200, True, True)
     assert rows_of(house.replica) == comparable(source.rows.values())
 
 
