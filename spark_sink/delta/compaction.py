@@ -17,7 +17,7 @@ from spark_sink.delta import file_table
 from spark_sink.delta.file_table import KNOWN_FEATURES, ChangedError, DeltaError
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.row_groups import RowGroups
-from spark_sink.delta.rows import UnsupportedError, fields_of, opened_file, statistics
+from spark_sink.delta.rows import UnsupportedError, fields_of, opened_file, record_batches, statistics
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, WrittenFile, part_name
 
@@ -119,7 +119,7 @@ def _read(path: Path, layout: Layout, file: Mapping[str, Any]) -> Iterator[tuple
             if there.get(field.name, field.type) != field.type:
                 raise UnsupportedError("a file whose columns have other types than the table's")
         columns = [field.name for field in layout.schema if field.name in there]
-        for batch in opened.iter_batches(_BATCH_ROWS, columns=columns):
+        for batch in record_batches(opened, _BATCH_ROWS, columns):
             arrays = {
                 name: batch[field.name] if field.name in there else pa.nulls(len(batch), field.type)
                 for name, field in zip(layout.names, layout.schema, strict=True)

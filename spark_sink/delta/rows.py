@@ -45,6 +45,7 @@ __all__ = [
     "read_columns",
     "read_rows",
     "read_where",
+    "record_batches",
     "statistics",
 ]
 
@@ -119,9 +120,17 @@ def read_batches(directory: Path, file: Mapping[str, Any], fields: Mapping[str, 
 
 def _batches(opened: pq.ParquetFile, fields: Mapping[str, pa.Field], group: int | None = None) -> Iterator[_Batch]:
     """Yield columns of a file, or of one of its row groups, some rows at a time, and the number of these rows."""
-    groups = None if group is None else [group]
-    for batch in opened.iter_batches(_BATCH_ROWS, groups, columns=_paths(opened, fields)):
+    for batch in record_batches(opened, _BATCH_ROWS, _paths(opened, fields), group):
         yield _fitted(pa.Table.from_batches([batch]), fields, len(batch)), len(batch)
+
+
+def record_batches(opened: pq.ParquetFile, rows: int, columns: Sequence[str], group: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a file, or of one of its row groups, at most ``rows`` rows at a time.
+
+    No batch has rows of two row groups. Row groups that cdcpipe writes have few rows if the rows are large. So the batches do, too.
+    """
+    for number in range(opened.metadata.num_row_groups) if group is None else (group,):
+        yield from opened.iter_batches(rows, [number], columns=columns)
 
 
 class _Parts:

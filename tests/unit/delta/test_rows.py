@@ -18,6 +18,7 @@ from spark_sink.delta.rows import (
     ManyBytesError,
     UnsupportedError,
     encoded_bytes,
+    read_batches,
     read_between,
     read_columns,
     read_rows,
@@ -54,6 +55,15 @@ def test_values_count_with_their_bytes_in_memory(log: TableLog, monkeypatch: pyt
         with pytest.raises(ManyBytesError, match="many bytes to read"):
             read(Budget(size - 10_000))
     assert len(read_between(log.path, file, FIELDS, "id", 0, 10, Budget(20_000))["id"]) == 10  # only these rows count
+
+
+def test_a_batch_has_no_rows_of_two_row_groups(log: TableLog) -> None:
+    """Row groups of large rows have few of them. A batch of many row groups took gigabytes before the budget counted it."""
+    (file,) = log.files
+    path = log.path / file["path"]
+    pq.write_table(pq.read_table(path), path, row_group_size=100)
+    file = {**file, "size": path.stat().st_size}
+    assert [count for _, count in read_batches(log.path, file, FIELDS)] == [100] * 10
 
 
 def test_threads_share_a_budget(log: TableLog) -> None:
