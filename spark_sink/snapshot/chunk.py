@@ -7,9 +7,9 @@ The few dates and times beyond Spark's years become text, too. So a value is the
 change.
 
 The position of each row is the snapshot's. The ordinals are dealt out to the chunks in turns: in each turn a chunk gets as many
-successive ordinals as its ``share``, the number of its pages. So ordinals are unique in the table, no chunk has to know of another,
-and thousands of empty partitions take few of them. Ordinals beyond 31 bits continue as negative numbers, from the least one (32
-bits in all).
+successive ordinals as its ``share``: the number of its pages, or the mean of all chunks if that is more. So ordinals are unique in
+the table, no chunk has to know of another, and thousands of empty partitions take few of them. Ordinals beyond 31 bits continue as
+negative numbers, from the least one (32 bits in all).
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def _metadata(table: CopiedTable, task: ChunkTask, first_row: int, count: int) -
         raise SnapshotError(
             f"table {task.chunk.table} has more rows on some pages than a copy has ordinals: its pages, and those of all partitions"
             f" of its root, share {_ORDINALS:,}; publish the partitions as tables of their own (publish_via_partition_root = false)"
-            ", or remove pages that are almost empty (VACUUM FULL)"
+            "; if many pages are almost empty, VACUUM FULL helps, too"
         )
     ordinals = pa.array(ordinal.astype(np.uint32).view(np.int32))
     return _positions("snapshot", table.epoch, table.lsn, ordinals, table.time_us)

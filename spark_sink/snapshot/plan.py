@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -424,7 +424,7 @@ def _table(value: dict[str, Any], chunk_pages: int, packed_pages: int) -> TableP
         numbers=tuple(column["number"] for column in value["columns"] or ()),
         primary_key=tuple(value["primary_key"] or ()),
         condition=None if filters is None else f"({' OR '.join(f'({each})' for each in filters)})",
-        chunks=tuple(chunks),
+        chunks=_with_least_share(chunks),
         identity=tuple(value["identity_columns"] or ()),
         is_whole=not value["has_list"],
         row_estimate=sum(max(int(part["rows"]), 0) for part in value["parts"] or ()),
@@ -450,3 +450,12 @@ def _chunks(part: dict[str, Any], chunk_pages: int, packed_pages: int) -> list[C
         Chunk(part["relation_id"], table, part["file"], first, last, packed_pages, share)
         for first, last, share in zip(borders, [*borders[1:], None], shares, strict=True)
     ]
+
+
+def _with_least_share(chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+    """Give no chunk less than the mean share: a small table may have many more rows on a page than the other partitions.
+
+    Large chunks lose ordinals by that only if there are many small ones, and never more than half.
+    """
+    least = sum(chunk.share for chunk in chunks) // max(1, len(chunks))
+    return tuple(replace(chunk, share=max(chunk.share, least)) for chunk in chunks)

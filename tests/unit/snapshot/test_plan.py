@@ -68,6 +68,20 @@ def test_a_part_of_unknown_size_has_the_ordinals_of_a_whole_chunk() -> None:
     assert [each.share for part in parts for each in plan._chunks(part, 6, 64)] == [1, 6, 6, 5, 5]
 
 
+def test_a_small_dense_partition_has_the_ordinals_of_an_average_chunk(tmp_path: Path) -> None:
+    """Three partitions of 100 GB have few rows on a page. The fourth one has one page with 200 rows. It had room for 110."""
+    parts = [*(_part(number, 13_000_000) for number in range(3)), _part(3, 1)]
+    chunks = plan._with_least_share([each for part in parts for each in plan._chunks(part, 4096, 64)])
+    shares = sum(each.share for each in chunks)
+    assert shares - chunks[-1].share == 39_000_000  # the others have lost nothing
+    task = table._tasks(begin(tmp_path / "notes", "", chunks, 0))[-1]
+    schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
+    copied = CopiedTable("", "", shares, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
+    ordinals = chunk._metadata(copied, task, 0, 450_000)["_cdc_ordinal"].to_pylist()
+    assert len(set(ordinals)) == 450_000
+    assert plan._with_least_share([]) == ()
+
+
 def _part(number: int, pages: int, *, is_heap: bool = True, is_locked: bool = False) -> dict[str, Any]:
     facts = {"is_heap": is_heap, "is_locked": is_locked, "is_toasted": False, "pages": pages}
     return {"relation_id": number, "schema": "public", "name": f"p{number}", "file": number, **facts}
