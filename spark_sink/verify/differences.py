@@ -52,6 +52,8 @@ class Sides:
             ours = self.canonical.checksums(self.rows, self.key, chosen)
             theirs = {part: (count, total) for part, (count, total) in self.server.receive().items()}
             chosen = _different(ours, theirs)[:most]
+            if not chosen:  # a side answers otherwise now
+                return []
         self.server.send({"rows": self.name, "key": self.key, "buckets": chosen})
         found = self.canonical.rows(self.rows, self.key, chosen)
         return _differences(self.key, found, self.server.receive())[:most]

@@ -75,3 +75,14 @@ def test_of_a_large_table_only_parts_of_buckets_are_read(monkeypatch: pytest.Mon
     found, sent = compared([*server[:-1], (keys[-1], "6")], server)
     assert found == [Difference("changed", {"id": keys[-1]})]
     assert sent == [1]
+
+
+def test_a_side_that_answers_otherwise_the_second_time_has_no_parts_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server got a query with an empty list then, and verify ended with an error of its syntax."""
+    monkeypatch.setattr(differences, "_MANY_ROWS", 0)
+    replica: Any = Side([("1", "a")])
+    server: Any = Side([("1", "a")])
+    no_frame: Any = None
+    first = Side([("1", "b")]).checksums(None, None)
+    assert Sides(server, ["public", "t"], replica, no_frame, ["id"]).differences(replica.checksums(None, None), first, 10) == []
+    assert server.sent == []
