@@ -46,8 +46,8 @@ __all__ = ["any_change", "checksums"]
 _logger = logging.getLogger(__name__)
 
 _MOST_ROWS: Final = 100_000
-_MOST_BYTES: Final = 32 << 20
-"""For replicas with more uncompressed bytes than this, Spark is faster."""
+_MOST_BYTES: Final = 64 << 20
+"""For replicas whose values take more bytes in memory than this, Spark is faster."""
 
 _KNOWN_FEATURES: Final = {
     "columnMapping",
