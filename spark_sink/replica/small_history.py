@@ -119,6 +119,7 @@ def _merge_into(
             if target is None:  # not earlier: with unusual changes, the history stays as it is
                 target = undone.enter_context(opened())
             _add(changes, made, target, key)
+            del changes, made  # before the next range is read
     if target is not None:
         target.commit(position)
 

@@ -96,6 +96,7 @@ def _merge_into(
                 _check_unsent(log, target.schema, last)
             expected += changes.growth
             grown += _add(changes, last, target, keeps_deleted=warehouse.keeps_deleted)
+            del changes, last  # before the next range is read
         # Before the commit: a process that is killed in between merges and checks once more.
         check_growth(table, piece, expected, grown, partial(want_copy, warehouse, table, position.lsn))
     if target is not None:
