@@ -369,6 +369,12 @@ class Opening:
         epoch = self._writer.begin_epoch(wanted)
         if verdict.gap is not None:
             recorded_gap.remove(config.staging)
+        if epoch.left_out:
+            _logger.warning(
+                "--publication: the last start had %s, too, and this one does not: the log gets no changes of tables that nothing"
+                " else publishes, and the server forgets them. Once a later start has %s again, run copies its tables anew",
+                *[" and ".join(epoch.left_out)] * 2,
+            )
         self.position = epoch.start
 
 

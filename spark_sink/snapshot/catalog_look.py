@@ -103,7 +103,8 @@ class CatalogLook:
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)
         is_at_it = gaps.is_at_server_of_now(house, epochs)
-        now = carried(before, publication.seen(found, kept, homes), house.masks, is_at_server_of_now=is_at_it)
+        looked = replace(publication.seen(found, kept, homes), epoch=epochs[-1].number if epochs else 0)
+        now = carried(before, looked, house.masks, is_at_server_of_now=is_at_it)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)

@@ -14,6 +14,7 @@ cdcpipe/replication/table_parts.py explains what ``cdcpipe prepare --parts`` tel
 
 The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
 they are. So does the first look at another server, but not after a pg_upgrade that took the slot along (`published_tables.follow`).
+Two looks see the same if a launcher did not ask for a publication in between. So `follow` has what such an epoch left out.
 
 The catalog is further than the stream. So a table with another name may be one that was renamed, which the stream will tell if DDL
 is captured. Such a table is undecided: its record stays as it was, until the tables have come as far as the look that saw the name.

@@ -49,7 +49,7 @@ def remove_leftovers(root: Path, before: int | None = None) -> None:
 def remove_empty_epochs(root: Path, before: int) -> None:
     """Delete the epochs with a lower number than ``before`` that have no sealed segment, except those that the log needs."""
     epochs = list_epochs(root)
-    kept = {each.number for each in epochs if each.is_break}  # the chain of epochs needs these
+    kept = {each.number for each in epochs if each.is_news}  # the chain of epochs, or a reader, needs these
     # A reader that is at the start of an empty epoch before a gap goes on from there.
     kept |= {before_gap.number for before_gap, each in pairwise(epochs) if each.gap is not None}
     for number in epoch_numbers(root):

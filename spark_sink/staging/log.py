@@ -127,6 +127,8 @@ class Epoch:
     """The system id of the epoch before, if the user has accepted that it is another one (pg_upgrade)."""
     timeline_began_lsn: int = 0
     """Where the server's timeline branched off the one before; 0 on the first timeline, and in logs of older versions."""
+    left_out: tuple[str, ...] = ()
+    """The publications of the epoch before that this one does not have: the log lacks the changes of their tables from here on."""
     token: str = ""
     """A random text: epoch 3 of this log has another one than epoch 3 of a restored copy. Empty in logs of older versions."""
 
@@ -139,6 +141,11 @@ class Epoch:
     def is_break(self) -> bool:
         """Whether the epoch alone says that changes are missing before it, or that its server had another system id."""
         return self.gap is not None or self.former_system_id is not None
+
+    @property
+    def is_news(self) -> bool:
+        """Whether the epoch alone says something that each reader has to know, also if the epoch has no segment."""
+        return self.is_break or bool(self.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +236,7 @@ def _read_epoch(directory: Path) -> Epoch | None:
         gap=gap,
         former_system_id=value.get("former_system_id"),
         timeline_began_lsn=timeline_began_lsn,
+        left_out=tuple(str(name) for name in value.get("left_out", ())),
         token=str(value.get("token", "")),
     )
 

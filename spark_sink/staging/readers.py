@@ -43,7 +43,7 @@ def _reader_path(root: Path, name: str) -> Path:
 def register_reader(root: Path | str, name: str, position: Position, place: str | None = None) -> None:
     """Record durably that the reader ``name`` has everything up to ``position`` and does not need it again.
 
-    "Everything" includes the gaps and the other system ids that the epochs up to that of ``position`` name.
+    "Everything" includes what the epochs up to that of ``position`` name: gaps, other system ids, publications that were left out.
     ``place`` says where the reader puts the changes. `reader_place` returns it.
     """
     root = Path(root)
@@ -106,8 +106,8 @@ def remove_consumed(root: Path | str, retention: Retention | None = None) -> lis
     """Delete the segments that every registered reader has read, and return them. Without readers it deletes nothing.
 
     It keeps the segments that ``retention`` protects, and the last segment, which marks the end of the log. It keeps a segment
-    that a reader has read only in part. An older epoch is deleted with its last segment. An epoch that names a gap or another
-    system id stays until every reader has passed into it, and the epochs after it stay with it. After a crash, the next call
+    that a reader has read only in part. An older epoch is deleted with its last segment. An epoch that names a gap, another
+    system id or publications that it leaves out stays until every reader has passed into it, and the epochs after it stay with it. After a crash, the next call
     completes the work. Raises StagingError if the file system refuses it.
     """
     try:
@@ -135,7 +135,7 @@ def _remove_consumed(root: Path, retention: Retention | None) -> list[Segment]:
     first_kept = segments[len(consumed)].epoch if segments else epochs[-1].number
     # A reader that has not passed into such an epoch may not know yet what it says. The next changes may come in a later one.
     reached_epoch = min(position.epoch for position in readers.values())
-    first_kept = min([first_kept, *(epoch.number for epoch in epochs if epoch.is_break and epoch.number > reached_epoch)])
+    first_kept = min([first_kept, *(epoch.number for epoch in epochs if epoch.is_news and epoch.number > reached_epoch)])
     for epoch in epochs:
         if epoch.number < first_kept:
             remove_epoch(root, epoch.number)

@@ -229,6 +229,7 @@ class StagingWriter:
         - The number is ``wanted.number`` or more.
         - The epoch begins at the end of the log. It begins at ``wanted.start_lsn`` if there is no log yet, or with a gap.
         - The token is a new one.
+        - It names the publications of the epoch before that it leaves out.
 
         Raises OtherSourceError if the log belongs to another server, database or slot, or is on a newer timeline. Another server
         may go on with the log if ``wanted.former_system_id`` is given.
@@ -250,7 +251,9 @@ class StagingWriter:
             if segments:  # its launcher may have been killed before the name was durable
                 fsync_directory(segments[-1].path.parent)
             start_lsn = wanted.start_lsn if end is None else end.lsn if wanted.gap is None else max(end.lsn, wanted.start_lsn)
-            epoch = replace(wanted, number=number, start_lsn=start_lsn, token=secrets.token_hex(8))
+            former = epochs[-1].publications if epochs else ()
+            left_out = tuple(name for name in former if name not in wanted.publications)
+            epoch = replace(wanted, number=number, start_lsn=start_lsn, left_out=left_out, token=secrets.token_hex(8))
             _write_epoch(directory / "epoch.json", epoch)
             self._pass(Failpoint.EPOCH_DESCRIBED)
         self._epoch, self._directory, self._start_lsn = epoch, directory, epoch.start_lsn
@@ -417,6 +420,7 @@ def _write_epoch(path: Path, epoch: Epoch) -> None:
             **({"timeline_began": format_lsn(epoch.timeline_began_lsn)} if epoch.timeline_began_lsn else {}),
             **({} if epoch.gap is None else {"gap": epoch.gap.to_json()}),
             **({} if epoch.former_system_id is None else {"former_system_id": epoch.former_system_id}),
+            **({"left_out": list(epoch.left_out)} if epoch.left_out else {}),
         },
     )
 

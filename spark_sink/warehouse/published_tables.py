@@ -94,6 +94,10 @@ class Seen:
     """For relations that hold rows: the names, with masks, under which these were published before (former_names.py)."""
     earlier: Seen | None = None
     """The last look at the server before a gap, while the tables still get changes of that one; only with masks."""
+    epoch: int = 0
+    """The last epoch that `follow` has taken; 0 for none, and in a record of an older version."""
+    left_out: frozenset[str] = frozenset()
+    """The publications that launchers have left out since the look."""
 
 
 def _path(house: Warehouse) -> Path:
@@ -126,7 +130,8 @@ def _seen(value: Mapping[str, Any]) -> Seen:
     )
     former = {int(number): tuple(map(Table.from_json, names)) for number, names in value.get("former", ())}
     known, earlier = {each.relation_id: each for each in tables}, value.get("earlier")
-    return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), known, former, earlier and _seen(earlier))
+    epoch, left_out = int(value.get("epoch", 0)), frozenset(map(str, value.get("left_out", ())))
+    return Seen(str(value["system_id"]), int(LSN.parse(value["lsn"])), known, former, earlier and _seen(earlier), epoch, left_out)
 
 
 def write(house: Warehouse, now: Seen) -> None:
@@ -159,28 +164,52 @@ def _to_json(now: Seen) -> dict[str, Any]:
     ]
     former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
     found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables} | ({"former": former} if former else {})
+    found |= ({"epoch": now.epoch} if now.epoch else {}) | ({"left_out": sorted(now.left_out)} if now.left_out else {})
     return found if now.earlier is None else found | {"earlier": _to_json(now.earlier)}
 
 
 def follow(house: Warehouse, epochs: Sequence[Epoch]) -> Seen | None:
+    """Let the record go on with the epochs that launchers have begun since the look. Returns the record as it is then."""
+    before = read(house)
+    if before is None or not epochs:
+        return before
+    seen = _without_left_out(_upgraded(before, epochs), epochs)
+    if seen != before:
+        write(house, seen)
+    return seen
+
+
+def _upgraded(seen: Seen, epochs: Sequence[Epoch]) -> Seen:
     """Let the record go on if pg_upgrade has taken the slot along: the tables have their OIDs and files, and no change is missing.
 
     Publications have other OIDs, and row filters other digests. After a gap the record does not go on: all tables are copied, and
     the server may be another one.
-    Returns the record as it is then.
     """
-    seen = read(house)
-    if seen is None or not epochs or seen.system_id == epochs[-1].system_id:
+    if seen.system_id == epochs[-1].system_id:
         return seen
     system_id = seen.system_id
     for epoch in epochs:
         if epoch.former_system_id == system_id and epoch.gap is None:
             system_id = epoch.system_id
-    if system_id == epochs[-1].system_id:
-        tables = {number: replace(each, published_by=None, filters=None) for number, each in seen.tables.items()}
-        seen = replace(seen, system_id=system_id, tables=tables)
-        write(house, seen)
-    return seen
+    if system_id != epochs[-1].system_id:
+        return seen
+    tables = {number: replace(each, published_by=None, filters=None) for number, each in seen.tables.items()}
+    return replace(seen, system_id=system_id, tables=tables)
+
+
+def _without_left_out(seen: Seen, epochs: Sequence[Epoch]) -> Seen:
+    """Let no change count as published that came while a launcher did not ask for its publication: the log does not have it.
+
+    This matters once a launcher asks for the publication again: the tables then look as if nothing had happened. Nobody knows which
+    of them it publishes, so all count. If nobody asks for it again (it was renamed, or is not wanted any more), nothing changes.
+    """
+    left_out, tables = seen.left_out, seen.tables
+    for epoch in epochs:
+        if epoch.number > seen.epoch:
+            if left_out.intersection(epoch.publications):
+                tables = {number: replace(each, operations=frozenset()) for number, each in tables.items()}
+            left_out = left_out.difference(epoch.publications).union(epoch.left_out)
+    return replace(seen, tables=tables, epoch=max(seen.epoch, epochs[-1].number), left_out=left_out)
 
 
 def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> set[Table] | None:

@@ -127,6 +127,16 @@ def test_the_next_run_goes_on_where_the_log_ends(fake: Callable[..., Fake]):
     assert f"0/{WORK[9].end_lsn:X}" in made.starts[-1]
 
 
+def test_publications_that_a_start_leaves_out_are_named(fake: Callable[..., Fake], caplog: pytest.LogCaptureFixture):
+    """The server forgets the changes of their tables."""
+    made = fake(WORK[:10])
+    for publications, left_out in ((("p", "q"), ()), (("q", "p"), ()), (("p",), ("q",)), (("p",), ()), (("p", "q"), ())):
+        caplog.clear()
+        made.run(publications=publications)
+        assert list_epochs(made.staging)[-1].left_out == left_out
+        assert ("the last start had q, too, and this one does not" in caplog.text) == bool(left_out)
+
+
 @pytest.mark.parametrize(
     "turn", [{"exit": 3}, {"exit": 5, "stderr": "cdcpipe: error: x\n"}, {"exit": 9}, {"signal": 9}, {"signal": 15}]
 )

@@ -133,7 +133,7 @@ def test_the_first_look_at_another_server_comes_before_the_copies(
 
     monkeypatch.setattr(copy, "ExportedSnapshot", noting)
     snapshot.prepare(lambda: False)
-    assert taken == [Seen("7", 0x505, {})]
+    assert taken == [Seen("7", 0x505, {}, epoch=2)]
     assert "could not look" not in caplog.text
     snapshot.prepare(lambda: False)  # a look that fails does not keep the tables from their copies
     assert "before the next look: the server is away" in caplog.text

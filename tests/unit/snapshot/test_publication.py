@@ -45,6 +45,7 @@ from spark_sink.staging import account
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position, list_epochs
 from spark_sink.staging.readers import remove_epoch
+from spark_sink.staging.writer import StagingWriter
 from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.belonging import record_staging
@@ -270,9 +271,9 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
     )
     config = LauncherConfig("slot", staging, create_slot=True)
     InitialSnapshot(config, house, "initial").prepare(lambda: False)
-    assert read(house) == (seen(server) if is_open else None)
+    assert read(house) == (replace(seen(server), epoch=1) if is_open else None)
     if is_open:  # the look comes before the snapshot
-        assert records == [seen(server)]
+        assert records == [replace(seen(server), epoch=1)]
     server = replace(server, wal_lsn=LSN(200))
     if not is_open:
         publication.begin(house, config, server, lambda: False)
@@ -402,7 +403,47 @@ def test_a_table_that_came_before_pg_upgrade_is_found(
     assert catalog.look(lambda: False)
     assert [(str(each.table), each.why) for each in waiting(house)] == ([("public.basket", CAME)] if is_found else [])
     assert catalog.look(lambda: False)
-    assert read(house) == seen(server, homes=Homes(house))
+    assert read(house) == replace(seen(server, homes=Homes(house)), epoch=2)
+
+
+@pytest.mark.parametrize(
+    ("later", "names"),
+    [
+        ([["p", "q"], ["p", "q", "r"]], []),
+        ([["q", "p"]], []),
+        ([["r"]], []),  # it was renamed, or the other one is not wanted any more
+        ([["p"]], []),
+        ([["p"], ["q", "p"]], [MORE_OPERATIONS]),
+        ([["p"], ["p"], ["p", "q"]], [MORE_OPERATIONS]),
+        ([["r"], ["p", "q"]], [MORE_OPERATIONS]),
+    ],
+)
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_changes_that_no_launcher_has_asked_for_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: list[list[str]], names: list[str], is_passed: bool
+) -> None:
+    """A start left a publication out, and no look came in between: the two looks saw the same."""
+    house, config = Warehouse(tmp_path / "warehouse", "delta"), LauncherConfig("s", tmp_path / "staging")
+    writer = StagingWriter(config.staging, slot="s")
+
+    def begin(publications: list[str]) -> None:
+        writer.begin_epoch(Epoch(1, "7", 1, "shop", "s", tuple(publications), {}, 0x100))
+
+    monkeypatch.setattr(publication, "look", lambda *_: found(table(), system_id="7"))
+    catalog = CatalogLook(config, house)
+    with writer:
+        begin(["p", "q"])
+        house.open(list_epochs(config.staging)[0])
+        assert catalog.look(lambda: False)
+        for publications in later:
+            begin(publications)
+            if is_passed:  # the pipeline goes on without a look, and the log forgets what it has read
+                take_epochs(house, config.staging)
+                for number in range(1, list_epochs(config.staging)[-1].number):
+                    remove_epoch(config.staging, number)
+    for _ in range(2):
+        assert catalog.look(lambda: False)
+        assert [reason.text for each in waiting(house) for reason in each.reasons] == names
 
 
 A, B = Table("public", "a"), Table("public", "b")

@@ -153,10 +153,11 @@ def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_p
         (0x300, {"gap": Gap(0x280, "timeline 2 branched off", since=1.0, found=2.0, is_divergence=True).to_json()}),
         (0x500, {"gap": Gap(0x300, "somebody moved the slot", since=1.0, found=2.0).to_json()}),
         (0x300, {"former_system_id": "6"}),
+        (0x300, {"left_out": ["q"]}),
     ],
-    ids=["gap at the end of the log", "gap beyond it", "pg_upgrade"],
+    ids=["gap at the end of the log", "gap beyond it", "pg_upgrade", "a publication is left out"],
 )
-def test_an_epoch_with_a_gap_or_another_server_stays_until_all_readers_are_in_it(
+def test_an_epoch_with_news_stays_until_all_readers_are_in_it(
     tmp_path: Path, start_lsn: int, says: dict[str, Any]
 ):
     """No change came in this epoch. The first ones came in later epochs, after the tables had read all that was before."""
@@ -169,7 +170,7 @@ def test_an_epoch_with_a_gap_or_another_server_stays_until_all_readers_are_in_it
     remove_empty_epochs(tmp_path, 4)
     assert [segment.end_lsn for segment in remove_consumed(tmp_path)] == [0x200, 0x300]
     assert [epoch.number for epoch in list_epochs(tmp_path)] == [2, 3, 4]
-    assert list_epochs(tmp_path)[0].is_break
+    assert list_epochs(tmp_path)[0].is_news
     assert [segment.start_lsn for segment in list_segments(tmp_path, Position(1, 0x300))] == [start_lsn, start_lsn + 0x100]
 
     register_reader(tmp_path, "tables", Position(3, start_lsn + 0x100))
