@@ -301,8 +301,8 @@ def judge_own_history(log: Log, verdict: Verdict, prepared: Prepared, copied_lsn
         raise StagingError(
             f"the tables in {tables.name} come from the server with system id {tables.system_id}, and their log is not there: this"
             f" one was begun without them, on the server with system id {last.system_id}",
-            hint="connect to their server, and give their staging directory if it still exists; otherwise move everything out of"
-            f" this one, and start run with --accept-system-id {prepared.system_id} --on-gap resnapshot",
+            hint="connect to their server, and give their staging directory if it still exists; otherwise move everything but"
+            f" masks.json out of this one, and start run with --accept-system-id {prepared.system_id} --on-gap resnapshot",
         )
     tables = replace(tables, staging=None)  # what is there now is not their log
     own = judge_lost_log(tables, prepared, prepared.system_id, copied_lsn, now)  # `judge` has refused one that is not accepted

@@ -268,7 +268,7 @@ def test_an_older_copy_of_the_warehouse(shop: Shop) -> None:
     copy.rename(shop.warehouse)
     with pytest.raises(WarehouseError, match="the warehouse is an older copy") as caught:
         shop.run()
-    assert f"To keep what this one has, move everything out of {shop.staging}" in (caught.value.hint or "")
+    assert f"To keep what this one has, move everything but masks.json out of {shop.staging}" in (caught.value.hint or "")
     at = shop.reached
     known = shop.rows_as_of("kept", at)
     shop.staging.rename(shop.staging.with_name("away"))

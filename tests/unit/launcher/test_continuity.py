@@ -523,7 +523,7 @@ def test_a_server_that_only_another_log_has_had_needs_an_empty_directory():
     for accepted in (None, "8"):
         with pytest.raises(StagingError, match=r"system id 7, and their log is not there: this one .* with system id 8") as caught:
             judged_with_tables(log, accepted=accepted, system_id="8")
-        assert "move everything out of this one" in (caught.value.hint or "")
+        assert "move everything but masks.json out of this one" in (caught.value.hint or "")
         assert "--accept-system-id 8 --on-gap resnapshot" in (caught.value.hint or "")
 
 

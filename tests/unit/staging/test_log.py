@@ -149,8 +149,8 @@ def test_segments_behind_a_position_are_not_looked_at_one_by_one(tmp_path: Path,
     with pytest.raises(StagingError, match="segments are missing") as caught:
         list_segments(tmp_path, Position(2, 0x800))
     assert caught.value.hint == (
-        f"restore what is missing from a copy of the directory. Without a copy, move everything out of {tmp_path}, and start run as"
-        " before: it says if its tables lack changes, and copies them anew with --on-gap resnapshot"
+        f"restore what is missing from a copy of the directory. Without a copy, move everything but masks.json out of"
+        f" {tmp_path}, and start run as before: it says if its tables lack changes, and copies them anew with --on-gap resnapshot"
     )
 
 

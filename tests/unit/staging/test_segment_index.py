@@ -355,4 +355,4 @@ def test_a_transaction_that_is_too_large_has_a_way_on(tmp_path: Path) -> None:
     builder: Any = SimpleNamespace(_path=tmp_path / "000001" / "0000000000000100-0000000000000200.cdc")
     with pytest.raises(StagingError, match="has more than 2147483647 changes") as caught:
         _Builder._ordinals(builder, np.zeros(4, np.int64), np.array([0]), weight)
-    assert f"move everything out of {tmp_path}, and start run as before" in (caught.value.hint or "")
+    assert f"move everything but masks.json out of {tmp_path}, and start run as before" in (caught.value.hint or "")

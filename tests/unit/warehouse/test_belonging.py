@@ -16,13 +16,14 @@ from cdcpipe.replication.slots import Slot
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
-from spark_sink.staging import copied
+from spark_sink.staging import copied, table_masks
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_tables
 from spark_sink.warehouse.initial_copy import is_due, path_in
+from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
@@ -157,11 +158,14 @@ def test_a_log_that_has_lost_its_epochs_is_refused(made: Path) -> None:
     for staging in ("staging", "new"):  # the warehouse records the one that is damaged
         with pytest.raises(CdcpipeError, match="has lost the directories of its epochs") as caught:
             check(made / staging, made / "warehouse")
-        assert f"move everything out of {made}/staging, and start run as before" in (caught.value.hint or "")
+        assert f"move everything but masks.json out of {made}/staging, and start run as before" in (caught.value.hint or "")
     shutil.move(made / "staging", made / "elsewhere")
     (made / "staging").mkdir()
+    table_masks.record(made / "staging", {"public.person.email": "hash"})  # as the hint says
     for staging in ("staging", "new"):
         check(made / staging, made / "warehouse")
+    with pytest.raises(InvalidArgumentsError, match=r"had masks that \S+ does not have: public\.person\.email=hash"):
+        check_kept(Warehouse.existing(made / "warehouse"), made / "staging")
 
 
 def test_the_doctor_says_the_same(made: Path) -> None:
