@@ -17,7 +17,7 @@ from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, NO_COPIES, copies_until
 from spark_sink.schema.types import DELETED_AT, replica_schema
-from spark_sink.source.offsets import discard, next_range, tidy
+from spark_sink.source.offsets import discard, next_range, next_start, tidy
 from spark_sink.staging.log import (
     StagingError,
     anew,
@@ -36,7 +36,7 @@ from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.wanted_copies import SET_BACK, want
-from spark_sink.warehouse.warehouse import another
+from spark_sink.warehouse.warehouse import CHECKPOINT, another
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,18 +120,29 @@ def check_checkpoint(house: Warehouse, checkpoint: Path, start: Position | None,
         )
 
 
-def tidy_checkpoint(checkpoint: Path, staging: Path, position: Position) -> None:
+def tidy_checkpoint(house: Warehouse, checkpoint: Path, staging: Path, position: Position) -> None:
     """Remove a checkpoint if Spark could not go on with it; otherwise only the files in it that Spark would refuse.
 
     No stream may be running.
+
+    A checkpoint in the warehouse's own place that is beyond the tables is removed, too. They were restored, and in an object store
+    it was not restored with them. Raises WarehouseError for one that the user has named: it may be another warehouse's.
 
     A checkpoint that is behind the tables is of use only if the log goes on from there. It is behind if another one was used for a
     while (``--checkpoint``).
     """
     tidy(checkpoint)
+    start: Position | None = None
     passed: list[Position] = []
     with suppress(StagingError):  # not one of ours: Spark says what is wrong
+        start = next_start(checkpoint)
         passed = [each for each in next_range(checkpoint) if each.lsn <= position.lsn]
+    if start is not None and start.lsn > position.lsn:
+        if checkpoint != house.local_root(staging) / CHECKPOINT:
+            check_checkpoint(house, checkpoint, start, position)
+        _logger.info("%s is at %s, and is removed: the tables are an older copy, and go on from %s", checkpoint, start, position)
+        discard(checkpoint)
+        return
     for each in passed:
         try:
             list_segments(staging, each)

@@ -390,7 +390,7 @@ class Pipeline(Startable):
         reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
         reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
         stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(batch)
-        fit.tidy_checkpoint(self.checkpoint, self.staging, start)
+        fit.tidy_checkpoint(self.warehouse, self.checkpoint, self.staging, start)
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:

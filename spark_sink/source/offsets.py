@@ -19,7 +19,17 @@ from spark_sink.staging.log import Position, StagingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["OFFSET_FORMAT", "discard", "is_recorded", "make_durable", "micro_batch", "next_range", "read_offset", "tidy"]
+__all__ = [
+    "OFFSET_FORMAT",
+    "discard",
+    "is_recorded",
+    "make_durable",
+    "micro_batch",
+    "next_range",
+    "next_start",
+    "read_offset",
+    "tidy",
+]
 
 OFFSET_FORMAT = 1
 
@@ -44,6 +54,16 @@ def next_range(checkpoint: Path) -> list[Position]:
     offsets, commits = (_micro_batches(checkpoint / name) for name in _DIRECTORIES)
     numbers = offsets[-1:] if offsets[-1:] == commits[-1:] else offsets[-2:]
     return [_end(checkpoint, number) for number in numbers]
+
+
+def next_start(checkpoint: Path) -> Position | None:
+    """Return the position after which the next micro-batch begins; None if that is the first one.
+
+    Raises StagingError if the checkpoint can't be read.
+    """
+    offsets, commits = (_micro_batches(checkpoint / name) for name in _DIRECTORIES)
+    ended = offsets if offsets[-1:] == commits[-1:] else offsets[:-1]
+    return _end(checkpoint, ended[-1]) if ended else None
 
 
 def is_recorded(checkpoint: Path, batch_id: int) -> bool:

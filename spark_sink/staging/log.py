@@ -400,13 +400,10 @@ _MIXED_HINT = "one staging directory serves one slot; do not mix the files of tw
 
 
 def anew(root: Path) -> str:
-    """Return the advice to begin another log in ``root``, for the same slot and warehouse, which has the tables' history.
-
-    `masks.json` stays: the warehouse may be a copy from before a mask, and would then show the values.
-    """
+    """Return the advice to begin another log in ``root`` for its tables, whose masks may be older than those of the log."""
     return (
-        f"move everything but masks.json out of {root}, and start run as before: it says if its tables lack changes, and copies them"
-        " anew with --on-gap resnapshot"
+        f"move everything but masks.json out of {root}, and start run as before: it says if its tables lack changes, and copies"
+        " them anew with --on-gap resnapshot"
     )
 
 

@@ -107,8 +107,8 @@ def remove_consumed(root: Path | str, retention: Retention | None = None) -> lis
 
     It keeps the segments that ``retention`` protects, and the last segment, which marks the end of the log. It keeps a segment
     that a reader has read only in part. An older epoch is deleted with its last segment. An epoch that names a gap, another
-    system id or publications that it leaves out stays until every reader has passed into it, and the epochs after it stay with it. After a crash, the next call
-    completes the work. Raises StagingError if the file system refuses it.
+    system id or publications that it leaves out stays until every reader has passed into it, and the epochs after it stay with it.
+    After a crash, the next call completes the work. Raises StagingError if the file system refuses it.
     """
     try:
         return _remove_consumed(Path(root), retention)

@@ -27,7 +27,7 @@ from spark_sink.staging.readers import register_reader, remove_consumed
 from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import SET_BACK, waiting, waits_for
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 from support.descriptions import ID, version
 from support.segments import Log
 from support.staged import make_epoch
@@ -253,7 +253,7 @@ def test_a_new_warehouse_without_copies_begins_after_the_last_gap_of_a_log_that_
     ],
 )
 def test_a_checkpoint_that_the_log_does_not_reach_any_more(
-    tmp_path: Path, offsets: list[int], committed: int, *, is_of_use: bool
+    house: Warehouse, tmp_path: Path, offsets: list[int], committed: int, *, is_of_use: bool
 ) -> None:
     """The tables were brought further with another --checkpoint. Without it, each run ended with an error."""
     log = Log(tmp_path / "staging")
@@ -262,21 +262,52 @@ def test_a_checkpoint_that_the_log_does_not_reach_any_more(
     remove_consumed(log.root)
     assert list_segments(log.root)[0].start == ends[3]
     checkpoint = tmp_path / "checkpoint"
+    make_checkpoint(checkpoint, [ends[offset] for offset in offsets], committed)
+    if ends[offsets[committed - 1]] > ends[4]:  # it may be another warehouse's
+        with pytest.raises(WarehouseError, match=r"the checkpoint .* is at 1:"):
+            fit.tidy_checkpoint(house, checkpoint, log.root, ends[4])
+    else:
+        fit.tidy_checkpoint(house, checkpoint, log.root, ends[4])
+    assert checkpoint.exists() == is_of_use
+
+
+def make_checkpoint(checkpoint: Path, offsets: list[Position], committed: int) -> None:
     for name in ("offsets", "commits"):
         (checkpoint / name).mkdir(parents=True)
     (checkpoint / "metadata").write_text('{"id":"32f908df"}')
     for number, offset in enumerate(offsets):
-        (checkpoint / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"format": 1, "position": "{ends[offset]}"}}')
+        (checkpoint / "offsets" / str(number)).write_text(f'v1\n{{}}\n{{"format": 1, "position": "{offset}"}}')
         if number < committed:
             (checkpoint / "commits" / str(number)).write_text("v1\n{}")
-    fit.tidy_checkpoint(checkpoint, log.root, ends[4])
+
+
+@pytest.mark.parametrize(
+    ("offsets", "committed", "is_of_use"),
+    [
+        ([1, 3], 2, False),
+        ([3, 4], 1, False),
+        ([1, 2], 2, True),
+        ([2, 3], 1, True),  # a micro-batch was killed
+        ([3], 0, True),
+        ([], 0, True),
+    ],
+)
+def test_a_checkpoint_beyond_the_tables_is_worth_nothing(
+    house: Warehouse, tmp_path: Path, offsets: list[int], committed: int, *, is_of_use: bool
+) -> None:
+    """A warehouse in a store was set back: with no change to come, no micro-batch has seen it. The tables stayed as they were."""
+    log = Log(tmp_path / "staging")
+    ends = [Position(1, log.end_lsn), *(log.segment([]).end for _ in range(4))]
+    checkpoint = house.local_root(log.root) / CHECKPOINT
+    make_checkpoint(checkpoint, [ends[offset] for offset in offsets], committed)
+    fit.tidy_checkpoint(house, checkpoint, log.root, ends[2])
     assert checkpoint.exists() == is_of_use
 
 
-def test_the_checkpoint_of_another_program_is_left_to_spark(tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_program_is_left_to_spark(house: Warehouse, tmp_path: Path) -> None:
     log = Log(tmp_path / "staging")
     (tmp_path / "offsets").mkdir()
     (tmp_path / "metadata").write_text('{"id":"32f908df"}')
     (tmp_path / "offsets/0").write_text('v1\n{}\n{"topic":{"0":5}}')
-    fit.tidy_checkpoint(tmp_path, log.root, log.segment([]).end)
+    fit.tidy_checkpoint(house, tmp_path, log.root, log.segment([]).end)
     assert (tmp_path / "offsets/0").exists()

@@ -157,9 +157,7 @@ def test_a_reader_goes_on_behind_a_gap_whose_earlier_segments_were_removed(tmp_p
     ],
     ids=["gap at the end of the log", "gap beyond it", "pg_upgrade", "a publication is left out"],
 )
-def test_an_epoch_with_news_stays_until_all_readers_are_in_it(
-    tmp_path: Path, start_lsn: int, says: dict[str, Any]
-):
+def test_an_epoch_with_news_stays_until_all_readers_are_in_it(tmp_path: Path, start_lsn: int, says: dict[str, Any]):
     """No change came in this epoch. The first ones came in later epochs, after the tables had read all that was before."""
     make_epoch(tmp_path, 1, 0x100, (0x100, 0x200), (0x200, 0x300), system_id=says.get("former_system_id", "7"))
     register_reader(tmp_path, "tables", Position(1, 0x300))
