@@ -100,8 +100,8 @@ def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> I
     if server.get("slot_exists"):
         fix = (
             "connect to the former server; after a pg_upgrade that took the slot along, start with --accept-system-id"
-            f" {server['system_id']}. If the slot was made since, SELECT pg_drop_replication_slot({quote_literal(slot)}); then"
-            f" {_anew(known, server)}"
+            f" {server['system_id']}. If the slot was made since, or {known.place} is a copy from before,"
+            f" SELECT pg_drop_replication_slot({quote_literal(slot)}); then {_anew(known, server)}"
         )
     said = f"{known.place} has the changes of the server with system id {known.system_id}; this server is {server['system_id']}"
     yield error(said, "run and land refuse it", fix)

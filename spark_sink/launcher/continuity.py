@@ -65,6 +65,7 @@ __all__ = [
     "judge_own_history",
     "missing_slot",
     "tables_gone_back",
+    "taken_along",
 ]
 
 
@@ -472,5 +473,22 @@ def gap_error(gap: Gap, place: str, resume_lsn: int = 0, record: str | None = No
     if gap.is_divergence:
         size = "" if gap.lost is None else f"; they are {gap.lost}"
         hint = _DIVERGENCE_HINT.format(record="" if record is None else f", after you have deleted {record}")
-    since = datetime.fromtimestamp(gap.since, UTC).isoformat(" ", "seconds") if gap.since else "an unknown time"
-    return GapError(f"{GapError.BEGINNING}{gap.cause}{size} (the log was last known to be complete at {since})", hint=hint)
+    return GapError(f"{GapError.BEGINNING}{gap.cause}{size} ({_last_known(gap.since)})", hint=hint)
+
+
+def taken_along(log: Log, prepared: Prepared, place: str) -> str:
+    """Return the warning that the slot of an accepted server counts as taken along by pg_upgrade, so that nothing is missing.
+
+    Nothing tells whether the log in ``place`` is a copy from before the upgrade. Then what came between the two is missing.
+    """
+    slot, confirmed = log.epochs[-1].slot, prepared.confirmed_flush_lsn
+    return (
+        f"slot {slot!r} counts as taken along by pg_upgrade, so that no change is missing: {_last_known(log.account.time)}, up to"
+        f" {format_lsn(log.account.lsn)}, and the slot is at {confirmed}, {format_size(confirmed - log.account.lsn)} of WAL later."
+        f" If {place} is a copy from before the upgrade, stop, drop the slot, and start once with -c --on-gap resnapshot"
+    )
+
+
+def _last_known(time: float) -> str:
+    when = datetime.fromtimestamp(time, UTC).isoformat(" ", "seconds") if time else "an unknown time"
+    return f"the log was last known to be complete at {when}"

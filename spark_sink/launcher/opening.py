@@ -28,6 +28,7 @@ from spark_sink.launcher.continuity import (
     judge_own_history,
     missing_slot,
     tables_gone_back,
+    taken_along,
 )
 from spark_sink.launcher.streamer import Streamer
 from spark_sink.staging import account, copied, recorded_gap
@@ -284,6 +285,8 @@ class Opening:
         verdict = self._judge_new(prepared) if log is None else self._judge_next(log, prepared)
         gap = verdict.gap
         if gap is None:
+            if log is not None and verdict.former_system_id is not None:
+                _logger.warning("%s", taken_along(log, prepared, str(self._config.staging)))
             return verdict
         known = self._recorded_gap(list_epochs(self._config.staging))
         if gap.is_divergence and gap.lost is None and gap != known:  # what is recorded was counted, or has nothing to count

@@ -60,7 +60,8 @@ def upgrade_hint(system_id: str, *, is_log_lost: bool = False) -> str:
     if is_log_lost:  # nobody knows which changes the log had: always a gap, also with a slot that was taken along
         return f"after a pg_upgrade: --accept-system-id {system_id} --on-gap resnapshot, because the log is not there"
     again = f"after a pg_upgrade that took the slot along: --accept-system-id {system_id}"
-    return f"{again}; if the slot was made after the upgrade, drop it, and add -c --on-gap resnapshot"
+    otherwise = "if the slot was made after the upgrade, or the log is a copy from before it"
+    return f"{again}; {otherwise}, drop the slot, and add -c --on-gap resnapshot"
 
 
 def check_timeline(it_has: str, known: int, timeline: int) -> None:

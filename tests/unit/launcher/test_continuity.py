@@ -22,6 +22,7 @@ from spark_sink.launcher.continuity import (
     judge_own_history,
     missing_slot,
     tables_gone_back,
+    taken_along,
 )
 from spark_sink.staging.account import Account
 from spark_sink.staging.gap import Gap, LostChanges
@@ -209,6 +210,12 @@ def test_no_change_is_lost_or_invented_without_a_gap(branch: int, confirmed: int
 def test_a_slot_that_pg_upgrade_took_along_continues_the_log(confirmed: int):
     verdict = judged(accepted="8", system_id="8", confirmed_flush_lsn=LSN(confirmed))
     assert verdict == Verdict(account_lsn=confirmed, former_system_id="7")
+
+
+def test_a_slot_that_pg_upgrade_took_along_is_named_because_the_log_may_be_a_copy_from_before():
+    text = taken_along(LOG, replace(SERVER, system_id="8", confirmed_flush_lsn=LSN(0x10600)), "staging")
+    assert "last known to be complete at 2023-11-14 22:13:20+00:00, up to 0/600, and the slot is at 0/10600, 64" in text
+    assert "If staging is a copy from before the upgrade, stop, drop the slot" in text
 
 
 @pytest.mark.parametrize(
