@@ -12,13 +12,23 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdcpipe.errors import InvalidArgumentsError
+from cdcpipe.errors import CdcpipeError, InvalidArgumentsError
 from spark_sink.files.places import is_local, place, read_json, write_json
 from spark_sink.launcher.continuity import FedTables
 from spark_sink.schema.table import copies_until
 from spark_sink.staging import copied
-from spark_sink.staging.log import Position, begin_lsn, former_system_ids, has_log, list_epochs, log_end, removed_position
+from spark_sink.staging.log import (
+    Position,
+    StagingError,
+    begin_lsn,
+    former_system_ids,
+    has_log,
+    list_epochs,
+    log_end,
+    removed_position,
+)
 from spark_sink.staging.readers import read_readers, reader_place, register_reader
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.local_root import check_locks
 from spark_sink.warehouse.warehouse import READER, Source
@@ -185,9 +195,10 @@ def _check_places(house: Warehouse, staging: Path) -> None:
 
 def _check_staging(warehouse: str, source: Source, staging: Path) -> None:
     """Refuse a staging directory that has less than the tables, if the one that the warehouse records still has it."""
-    if source.staging is None or not _is_other(source.staging, staging) or not has_log(source.staging):
+    recorded = source.staging
+    if recorded is None or not _is_other(recorded, staging) or not _has_recorded_log(warehouse, recorded, staging):
         return
-    recorded, end = source.staging, log_end(staging) if has_log(staging) else None
+    end = log_end(staging) if has_log(staging) else None
     if list_epochs(recorded)[-1].slot != source.slot:
         return
     if end is not None and (source.position is None or end.lsn >= source.position.lsn):
@@ -197,6 +208,17 @@ def _check_staging(warehouse: str, source: Source, staging: Path) -> None:
         f"the tables in {warehouse} come from the log in {recorded}; {staging} {ends}",
         hint=f"use --staging {recorded}. To move a log, move its directory while nothing runs",
     )
+
+
+def _has_recorded_log(warehouse: str, recorded: Path, staging: Path) -> bool:
+    """Tell whether there is a log in the directory that the warehouse records. ``staging`` is the one that was given."""
+    try:
+        return has_log(recorded)
+    except OSError as ex:  # such as the home of another user
+        raise StagingError(
+            f"the tables in {warehouse} come from the log in {recorded}, which can't be read: {ex}",
+            hint=f"if {staging} is what was moved from there, delete the key staging in {warehouse}/_cdcpipe/warehouse.json",
+        ) from ex
 
 
 def _check_slot(staging: Path, slot: str) -> None:
@@ -211,7 +233,7 @@ def _check_slot(staging: Path, slot: str) -> None:
 def _check_reader(house: Warehouse, staging: Path, *, is_new: bool, begins_anew: bool) -> None:
     """Refuse another warehouse than that of the log, while that one is still there."""
     recorded = reader_place(staging, READER)
-    if recorded is None or _is_same(recorded, house) or (begins_anew and is_new) or not _feeds(staging, recorded):
+    if recorded is None or _is_same(recorded, house) or (begins_anew and is_new) or not _feeds(staging, recorded, house):
         return
     if is_new:
         which, otherwise = ", which is new,", "To begin new tables in place of the former ones, add --snapshot initial"
@@ -229,9 +251,15 @@ def _is_same(recorded: str, house: Warehouse) -> bool:
     return recorded.partition("://")[2].rstrip("/") == house.name.partition("://")[2].rstrip("/")  # s3a and s3 are the same store
 
 
-def _feeds(staging: Path, warehouse: str) -> bool:
-    """Tell whether a warehouse is still there, and has its changes from the log in ``staging``."""
-    found = read_json(place(warehouse, "the warehouse of this log") / "_cdcpipe/warehouse.json")
+def _feeds(staging: Path, warehouse: str, given: Warehouse) -> bool:
+    """Tell whether a recorded warehouse is still there, and has its changes from the log in ``staging``."""
+    try:
+        found = read_json(place(warehouse, "the warehouse of this log") / "_cdcpipe/warehouse.json")
+    except (CdcpipeError, OSError) as ex:  # such as a bucket that the credentials of the new one do not open
+        raise WarehouseError(
+            f"the log in {staging} belongs to the tables in {warehouse}, which can't be read: {ex}",
+            hint=f"if {given.name} is what was moved from there, delete the key place in {staging}/readers/tables.json",
+        ) from ex
     return found is not None and "staging" in found and not _is_other(Path(str(found["staging"])), staging)
 
 

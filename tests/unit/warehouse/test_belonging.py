@@ -1,5 +1,6 @@
 """Slot, staging directory and warehouse that do not belong together are refused, and nothing is changed."""
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.staging import copied, table_masks
 from spark_sink.staging.lock import make_root
-from spark_sink.staging.log import Epoch, Position
+from spark_sink.staging.log import Epoch, Position, StagingError
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_tables
+from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_due, path_in
 from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.reached import reached_lsn
@@ -94,6 +96,34 @@ def test_a_staging_directory_that_was_moved_or_lost_is_accepted(made: Path) -> N
     (made / "staging").rename(made / "moved")
     check(made / "moved", made / "warehouse")
     check(made / "anew", made / "warehouse")
+
+
+def test_the_former_place_of_a_move_that_cannot_be_read_is_named_with_the_way_on(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start named a place that is not on the command line."""
+    (made / "staging").rename(made / "moved")
+    has_log = belonging.has_log
+
+    def refused(root: Path) -> bool:
+        if root == made / "staging":
+            raise PermissionError(errno.EACCES, "Permission denied", str(root))
+        return has_log(root)
+
+    monkeypatch.setattr(belonging, "has_log", refused)
+    with pytest.raises(StagingError, match=rf"come from the log in {made}/staging, which can't be read: .*denied") as caught:
+        check(made / "moved", made / "warehouse")
+    assert f"delete the key staging in {made}/warehouse/_cdcpipe/warehouse.json" in (caught.value.hint or "")
+    identity = made / "warehouse/_cdcpipe/warehouse.json"
+    write_json(identity, {name: value for name, value in (read_json(identity) or {}).items() if name != "staging"})
+    check(made / "moved", made / "warehouse")
+
+    register_reader(made / "moved", "tables", doctor_position(made), "unknown://bucket/shop")
+    with pytest.raises(WarehouseError, match=r"the tables in unknown://bucket/shop, which can't be read: ") as caught:
+        check(made / "moved", made / "warehouse")
+    assert f"delete the key place in {made}/moved/readers/tables.json" in (caught.value.hint or "")
+    register_reader(made / "moved", "tables", doctor_position(made))
+    check(made / "moved", made / "warehouse")
 
 
 def test_a_copy_of_the_staging_directory_is_accepted(made: Path) -> None:
