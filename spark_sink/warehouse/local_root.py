@@ -2,6 +2,7 @@
 
     root_in_staging(name, staging)                      # the warehouse's `Warehouse.local_root`
     check_locks(name, staging, position, epoch_token)   # before a command that is not `run` relies on locks there
+    check_alone(name, staging, position, epoch_token, epoch)   # before `run` replaces the position that it has found
 
 The recorded path may be that of another directory here: the staging directory was moved to another machine, say, and a copy stayed.
 A lock there excludes nobody. Two programs would write the tables at one time, and a commit of the one could replace the other's.
@@ -13,15 +14,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from spark_sink.staging.log import left_lsn, list_epochs
+from spark_sink.staging.log import epoch_numbers, left_lsn, list_epochs
 from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spark_sink.staging.log import Position
+    from spark_sink.staging.log import Epoch, Position
 
-__all__ = ["check_locks", "root_in_staging"]
+__all__ = ["check_alone", "check_locks", "root_in_staging"]
 
 _ELSEWHERE: Final = "run this command where the staging directory is, at the same path as for cdcpipe-spark run"
 
@@ -51,4 +52,19 @@ def check_locks(name: str, staging: Path, position: Position | None, epoch_token
         raise WarehouseError(
             f"the locks of {name} are in its staging directory: {staging} here is another one, or an older copy of it",
             hint=_ELSEWHERE,
+        )
+
+
+def check_alone(name: str, staging: Path, position: Position, epoch_token: str, epoch: Epoch) -> None:
+    """Raise WarehouseError if another `run` has recorded ``position``, so that it writes the same tables.
+
+    ``epoch`` in ``staging`` is that of the position that comes next. The two may have copies of one staging directory, with the
+    same epochs up to a number. So the other one is seen by an epoch beyond ours, or by one with this number and another token.
+    """
+    is_other = position.epoch == epoch.number and "" not in (epoch_token, epoch.token) and epoch_token != epoch.token
+    if is_other or position.epoch > epoch_numbers(staging)[-1]:
+        raise WarehouseError(
+            f"another run writes the tables in {name}, too: they are at {position}, which is of another staging directory",
+            hint="stop the one that is not to write them: a copy of an environment needs a warehouse of its own. Then start the"
+            " other one again with --on-gap resnapshot, which copies its tables anew",
         )

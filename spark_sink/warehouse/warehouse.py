@@ -63,7 +63,7 @@ from spark_sink.schema.table import EXACT, Table, Version, versions_from_json
 from spark_sink.staging.log import Epoch, Position, epoch_of, has_log
 from spark_sink.warehouse.errors import WarehouseError, undamaged
 from spark_sink.warehouse.formats import APART, FORMATS, HARD, KEEP, OFF, SANITIZE, SOFT, SPARK, TABLE, YES, table_format
-from spark_sink.warehouse.local_root import check_locks, root_in_staging
+from spark_sink.warehouse.local_root import check_alone, check_locks, root_in_staging
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -388,7 +388,8 @@ class Warehouse:
         """Record that every table has all changes up to ``position``. The first recorded position is the warehouse's beginning.
 
         ``staging`` is the log of ``position``. The token of its epoch is recorded, to tell the log from a restored copy; and its
-        timeline, because after a failover a position means something only together with it.
+        timeline, because after a failover a position means something only together with it. Raises WarehouseError if another run
+        has recorded a position since.
         """
         found = read_json(self.identity_path)
         if found is None:
@@ -398,6 +399,9 @@ class Warehouse:
             )
         begin = {} if "position" in found else {"begin": str(position)}
         epoch = None if staging is None else epoch_of(staging, position.epoch)
+        before = Source.of(found, self.identity_path)
+        if staging is not None and epoch is not None and before.position is not None:
+            check_alone(self.name, staging, before.position, before.epoch_token, epoch)
         write_json(self.identity_path, found | begin | {"position": str(position), **_of_epoch(epoch)})
 
     def source(self) -> Source:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sink.staging.log import Position
+from spark_sink.staging.log import Position, list_epochs
 from spark_sink.warehouse.belonging import check_locks_in
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.warehouse import Source, Warehouse
@@ -50,3 +50,32 @@ def test_locks_count_only_where_the_log_of_the_tables_is(
     with pytest.raises(WarehouseError, match=HERE):  # `snapshot` may be told the directory
         check_locks_in(tmp_path, house)
     assert house.local_root(tmp_path).parent == tmp_path  # `run` decides whether the log is right
+
+
+@pytest.mark.parametrize(
+    ("other", "position", "is_alone"),
+    [
+        ([(3, 0x300, "c")], Position(3, 0x400), False),  # both have begun their third epoch
+        ([(3, 0x300, "c"), (4, 0x300, "d")], Position(4, 0x400), False),
+        ([(3, 0x300, "b")], Position(3, 0x400), True),
+        ([], Position(2, 0x400), True),  # the run before this one
+        ([(3, 0x300, "")], Position(3, 0x400), True),  # an older version has begun it
+    ],
+)
+def test_another_run_with_a_copy_of_the_staging_directory_is_seen(
+    tmp_path: Path, other: list[tuple[int, int, str]], position: Position, is_alone: bool
+) -> None:
+    """An environment was cloned, and the bucket was not. Each run left out what the other one had written."""
+    for name, later in (("ours", [(3, 0x300, "b")]), ("theirs", other)):
+        for number, start_lsn, token in [(2, 0x200, "a"), *later]:
+            make_epoch(tmp_path / name, number, start_lsn, token=token)
+    made = Warehouse(tmp_path / "warehouse", "delta")
+    made.open(list_epochs(tmp_path / "ours")[-1])
+    made.record(position, tmp_path / "theirs")
+    if is_alone:
+        made.record(Position(3, 0x500), tmp_path / "ours")
+        made.record(Position(3, 0x600), tmp_path / "ours")
+        return
+    with pytest.raises(WarehouseError, match=rf"another run writes the tables in \S+, too: they are at {position}"):
+        made.record(Position(3, 0x500), tmp_path / "ours")
+    assert made.source().position == position
