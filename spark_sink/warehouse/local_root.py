@@ -66,5 +66,6 @@ def check_alone(name: str, staging: Path, position: Position, epoch_token: str, 
         raise WarehouseError(
             f"another run writes the tables in {name}, too: they are at {position}, which is of another staging directory",
             hint="stop the one that is not to write them: a copy of an environment needs a warehouse of its own. Then start the"
-            " other one again with --on-gap resnapshot, which copies its tables anew",
+            " other one again, with --on-gap resnapshot if it says that changes are missing, and copy all tables with cdcpipe-spark"
+            " snapshot",
         )
