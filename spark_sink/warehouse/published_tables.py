@@ -163,7 +163,8 @@ def _to_json(now: Seen) -> dict[str, Any]:
         for each in now.tables.values()
     ]
     former = [[number, [name.to_json() for name in names]] for number, names in now.former.items()]
-    found = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables} | ({"former": former} if former else {})
+    found: dict[str, Any] = {"system_id": now.system_id, "lsn": format_lsn(now.lsn), "tables": tables}
+    found |= {"former": former} if former else {}
     found |= ({"epoch": now.epoch} if now.epoch else {}) | ({"left_out": sorted(now.left_out)} if now.left_out else {})
     return found if now.earlier is None else found | {"earlier": _to_json(now.earlier)}
 

@@ -19,7 +19,7 @@ from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
 from spark_sink.staging import copied, table_masks
 from spark_sink.staging.lock import make_root
-from spark_sink.staging.log import Epoch, Position, StagingError
+from spark_sink.staging.log import Epoch, Position, StagingError, has_log
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
 from spark_sink.warehouse import belonging
 from spark_sink.warehouse.belonging import check_belonging, copied_lsn, fed_tables, keep_segments, record_staging, register_tables
@@ -103,7 +103,6 @@ def test_the_former_place_of_a_move_that_cannot_be_read_is_named_with_the_way_on
 ) -> None:
     """Each start named a place that is not on the command line."""
     (made / "staging").rename(made / "moved")
-    has_log = belonging.has_log
 
     def refused(root: Path) -> bool:
         if root == made / "staging":
