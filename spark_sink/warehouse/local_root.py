@@ -2,7 +2,7 @@
 
     root_in_staging(name, staging)                      # the warehouse's `Warehouse.local_root`
     check_locks(name, staging, position, epoch_token)   # before a command that is not `run` relies on locks there
-    check_alone(name, staging, position, epoch_token, epoch)   # before `run` replaces the position that it has found
+    check_alone(name, staging, position)                # before `run` replaces the position that it has found
 
 The recorded path may be that of another directory here: the staging directory was moved to another machine, say, and a copy stayed.
 A lock there excludes nobody. Two programs would write the tables at one time, and a commit of the one could replace the other's.
@@ -20,7 +20,7 @@ from spark_sink.warehouse.errors import WarehouseError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spark_sink.staging.log import Epoch, Position
+    from spark_sink.staging.log import Position
 
 __all__ = ["check_alone", "check_locks", "root_in_staging"]
 
@@ -55,14 +55,13 @@ def check_locks(name: str, staging: Path, position: Position | None, epoch_token
         )
 
 
-def check_alone(name: str, staging: Path, position: Position, epoch_token: str, epoch: Epoch) -> None:
-    """Raise WarehouseError if another `run` has recorded ``position``, so that it writes the same tables.
+def check_alone(name: str, staging: Path, position: Position) -> None:
+    """Raise WarehouseError if ``position``, which the warehouse has, is beyond the epochs in ``staging``: another `run` wrote it.
 
-    ``epoch`` in ``staging`` is that of the position that comes next. The two may have copies of one staging directory, with the
-    same epochs up to a number. So the other one is seen by an epoch beyond ours, or by one with this number and another token.
+    That one has a copy of the staging directory. A start refuses such a position, so it came since. If both have begun an epoch
+    with the same number since the copy was made, this does not see it.
     """
-    is_other = position.epoch == epoch.number and "" not in (epoch_token, epoch.token) and epoch_token != epoch.token
-    if is_other or position.epoch > epoch_numbers(staging)[-1]:
+    if position.epoch > epoch_numbers(staging)[-1]:
         raise WarehouseError(
             f"another run writes the tables in {name}, too: they are at {position}, which is of another staging directory",
             hint="stop the one that is not to write them: a copy of an environment needs a warehouse of its own. Then start the"

@@ -400,8 +400,8 @@ class Warehouse:
         begin = {} if "position" in found else {"begin": str(position)}
         epoch = None if staging is None else epoch_of(staging, position.epoch)
         before = Source.of(found, self.identity_path)
-        if staging is not None and epoch is not None and before.position is not None:
-            check_alone(self.name, staging, before.position, before.epoch_token, epoch)
+        if epoch is not None and staging is not None and before.position is not None:
+            check_alone(self.name, staging, before.position)
         write_json(self.identity_path, found | begin | {"position": str(position), **_of_epoch(epoch)})
 
     def source(self) -> Source:

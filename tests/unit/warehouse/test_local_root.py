@@ -55,11 +55,9 @@ def test_locks_count_only_where_the_log_of_the_tables_is(
 @pytest.mark.parametrize(
     ("other", "position", "is_alone"),
     [
-        ([(3, 0x300, "c")], Position(3, 0x400), False),  # both have begun their third epoch
-        ([(3, 0x300, "c"), (4, 0x300, "d")], Position(4, 0x400), False),
+        ([(3, 0x300, "b"), (4, 0x300, "d")], Position(4, 0x400), False),
         ([(3, 0x300, "b")], Position(3, 0x400), True),
         ([], Position(2, 0x400), True),  # the run before this one
-        ([(3, 0x300, "")], Position(3, 0x400), True),  # an older version has begun it
     ],
 )
 def test_another_run_with_a_copy_of_the_staging_directory_is_seen(
