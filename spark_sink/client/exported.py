@@ -31,7 +31,7 @@ from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
@@ -44,8 +44,10 @@ _PURPOSE = "for"
 _PIPE, _TEXT = "hold", "export.json"
 _DROP = b"q\n"
 
-_SERVER: Final = ("host", "hostaddr", "port", "dbname")
-"""The parameters of a connection that name the server and its database. A snapshot is on one server."""
+_ADDRESS: Final = ("host", "hostaddr", "port")
+"""The parameters of a connection that name the server. The former ones may not work with the other parameters of this process: a
+certificate has one name of its server. The new ones may lead to another server of the same cluster, which has no such snapshot.
+"""
 
 _LAST_LINE = b"\n}\n"
 """The end of the object that the subprocess prints. It is indented, so the objects in it do not end at the beginning of a line."""
@@ -64,8 +66,8 @@ class ExportedSnapshot:
     constructor asks ``is_stopping``, and raises InterruptedError when the answer is True.
 
     It continues with an earlier snapshot only if ``hold_s`` is not 0, if that snapshot was taken for the same ``tables``
-    ("schema.name"; empty for all published tables), if these tables have not changed their definition since, and if the slot is
-    still there. Then `connection` names the server of that snapshot, and has the user and the other parameters of this process.
+    ("schema.name"; empty for all published tables), if these tables have not changed their definition since, if the slot is still
+    there, and if this process reaches the server by the same host and port. `connection` has the parameters of this process.
     ``on_held`` is called as soon as this process alone holds the directory, before anything is asked of the server.
     """
 
@@ -119,11 +121,10 @@ class ExportedSnapshot:
             return None
         found = read_json(self._text_path)
         self.is_left_over = self._hold_s > 0 and found is not None and found.pop(_PURPOSE) == self._purpose()
-        if found is not None and self.is_left_over:
-            then = Prepared.of(found)
-            if (now := self._if_unchanged(then, is_stopping)) is not None:
-                _logger.info("continuing with the snapshot of an earlier run")
-                return found | {"connection": _at_server_of(then.connection, now.connection)}
+        now = self._if_unchanged(Prepared.of(found), is_stopping) if found is not None and self.is_left_over else None
+        if found is not None and now is not None:
+            _logger.info("continuing with the snapshot of an earlier run")
+            return found | {"connection": now.connection}
         _logger.info("the snapshot of the earlier run does not fit this run")
         self.is_left_over = False
         self._release()
@@ -134,7 +135,7 @@ class ExportedSnapshot:
         return [self._config.slot, list(self._config.publications), list(self._tables)]
 
     def _if_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> Prepared | None:
-        """Return what is there now if server and tables are the same as ``then``, and the server still holds the snapshot."""
+        """Return what is there now if the server, how it is reached and the tables are as ``then``, and it holds the snapshot."""
         try:
             now = look_up(self._config, is_stopping)
         except (LostSlotError, SlotDoesNotExistError):  # a new slot begins later: nothing has the changes since the snapshot
@@ -144,7 +145,8 @@ class ExportedSnapshot:
     def _described(self, prepared: Prepared) -> list[Any]:
         """Return the facts that have to be the same before another process may continue with a snapshot."""
         tables = [each for each in prepared.tables if not self._tables or table_name(each) in self._tables]
-        return [prepared.system_id, prepared.timeline, prepared.database, tables]
+        address = [prepared.connection.get(name) for name in _ADDRESS]
+        return [prepared.system_id, prepared.timeline, prepared.database, address, tables]
 
     # --- take a new snapshot ---
 
@@ -298,12 +300,6 @@ def drop_left(directory: Path) -> None:
 
 class SnapshotError(CdcpipeError):
     """A snapshot could not be taken or read."""
-
-
-def _at_server_of(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters ``now`` for the server of ``then``. Who connects, and how protected, is for this run to say."""
-    own = {name: value for name, value in now.items() if name not in _SERVER}
-    return own | {name: value for name, value in then.items() if name in _SERVER}
 
 
 def _tell(line: str) -> None:
