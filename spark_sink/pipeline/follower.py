@@ -29,7 +29,7 @@ from spark_sink.replica import merge
 from spark_sink.schema.table import copies_until, replica_begin
 from spark_sink.spark import session
 from spark_sink.staging.log import Position
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, landed_snapshots
 from spark_sink.warehouse.comments import commented_tables
 from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.wanted_copies import want as want_copy
@@ -182,11 +182,16 @@ class Follower:
             self._written.add(path)
 
     def catch_up(self) -> None:
-        """Bring the replicas that are behind to the positions that their changelogs had at the time of the call."""
+        """Bring the replicas that are behind to the positions that their changelogs had at the time of the call.
+
+        Replicas of tables whose copy is unfinished stay behind.
+        """
         with self._table_lock.merge():
             self._find_copied()
             with self._lock:
                 behind, self._behind = self._behind, {}
+            if behind:
+                self._leave_unfinished(behind)
             if behind:
                 self._bring_all(behind)
             with self._lock:
@@ -198,6 +203,16 @@ class Follower:
             for path in written:
                 if delta_log.is_long(path):
                     delta.checkpoint(self._spark, path)
+
+    def _leave_unfinished(self, behind: dict[Table, Position]) -> None:
+        """Leave the tables with an unfinished copy to a later round.
+
+        A merge would take all rows of the copy for changes, which is slow, and keep the rows that the copy does not have. Who
+        finishes the copy makes the replica anew.
+        """
+        left = {table: behind.pop(table) for table, _ in landed_snapshots.unfinished(self._warehouse) if table in behind}
+        with self._lock:
+            self._behind = left | self._behind  # what was recorded meanwhile is later
 
     def _set_comments(self, table: Table, comments: Comments) -> None:
         try:

@@ -268,6 +268,22 @@ def test_such_a_copy_is_found_while_no_micro_batches_come(merges: Merges, tmp_pa
     assert made.rounds.wait()
 
 
+def test_a_replica_waits_until_a_copy_of_its_table_is_finished(merges: Merges, tmp_path: Path) -> None:
+    """A stop that ended such a copy used to merge all its rows, and to find that the replica had them already."""
+    house = Warehouse(tmp_path, "delta")
+    made = make(merges, tmp_path, 86400)
+    landed_snapshots.record_start(house, A, Position(1, 20), adds_rows=True)
+    for table in (A, B):
+        made.record(table, Position(1, 30))
+    made.rounds.start()
+    made.rounds.end()
+    assert made.rounds.wait()
+    assert merges.done == [(B, Position(1, 30))]
+    landed_snapshots.record_end(house, A)
+    made.catch_up()
+    assert merges.done[1:] == [(A, Position(1, 30))]
+
+
 def test_a_copy_does_not_set_back_a_replica_that_needed_none_any_more(
     merges: Merges, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
