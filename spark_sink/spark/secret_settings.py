@@ -19,12 +19,13 @@ _WORDS: Final = r"pass|secret|token|credential|key(?!tab)"
 """What is in the names of settings whose values are secret. A keytab's name is not."""
 _SECRET: Final = re.compile(_WORDS, re.IGNORECASE)
 HIDDEN_BY_SPARK: Final = (
-    rf"(?i)secret|password|token|access[.]?key|credential|^[a-z]\w*\.[\w.-]*(?:{_WORDS})|^\w+://[^/?#]*:[^/?#]*@"
+    rf"(?i)secret|password|token|access[.]?key|credential|^[a-z]\w*\.[^\s/:]*(?:{_WORDS})|:/*[^\s:/?#]*:\S*@"
 )
 """The ``spark.redaction.regex``: which settings Spark hides in its user interface and its event log. Begins with Spark's default.
 
 Spark looks for it in values, too, and in the properties of tables. So our words count in what looks like the name of a setting:
-the path of a table named ``keys`` is no secret. Nor does Spark know that a URL may have a password.
+the path of a table named ``keys`` is no secret. Nor does Spark know that a URL may have a password. A value may have several URLs,
+and a password may have any character, as for `without_password`.
 """
 _PASSWORD: Final = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s&]+)", re.IGNORECASE)
 _USER: Final = re.compile(r"(?P<user>\w*:/*[^:/?#]*):.*@", re.DOTALL)

@@ -71,7 +71,15 @@ def test_jars_on_this_machine_need_no_key(jars: str) -> None:
         "spark.ssl.keyPassword",
         "spark.executorEnv.PGPASSFILE",
         "jdbc:postgresql://h/db?user=r&password=CANARY",
+        "spark.metrics.conf.*.sink.x.apiKey",
         "https://r:CANARY@h/",
+        "https://r:CAN/CANARY@h/",
+        "https://r:CAN@CANARY@h/",
+        "https://a/,https://ci:CANARY@nexus/r",
+        "-Dx=https://r:CANARY@h",
+        "mongodb+srv://r:CANARY@h/db",
+        "jdbc:mysql://r:CANARY@h/db",
+        "s3a://id:CANARY@bucket/w",
     ],
 )
 def test_spark_hides_what_is_secret(text: str) -> None:
@@ -80,7 +88,16 @@ def test_spark_hides_what_is_secret(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["spark.sql.shuffle.partitions", "spark.kerberos.keytab", "/lake/public.keys/changelog", "s3a://lake/passengers", "key"]
+    "text",
+    [
+        "spark.sql.shuffle.partitions",
+        "spark.kerberos.keytab",
+        "/lake/public.keys/changelog",
+        "s3a://lake/passengers",
+        "abfss://tables@lake.dfs.core.windows.net/keys",
+        "https://h:9000/a",
+        "key",
+    ],
 )
 def test_spark_shows_what_is_no_secret(text: str) -> None:
     """Among others the properties by which a view of the catalog is recognised: they have the path of a table."""
