@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HIDDEN_BY_SPARK", "NOT_SHOWN", "for_command_line", "is_secret", "without_password"]
+__all__ = ["HIDDEN_BY_SPARK", "NOT_SHOWN", "PATTERN", "for_command_line", "is_secret", "without_password"]
 
 NOT_SHOWN: Final = "***"
 
 _WORDS: Final = r"pass|secret|token|credential|key(?!tab)"
 """What is in the names of settings whose values are secret. A keytab's name is not."""
 _SECRET: Final = re.compile(_WORDS, re.IGNORECASE)
-HIDDEN_BY_SPARK: Final = (
-    rf"(?i)secret|password|token|access[.]?key|credential|^[a-z]\w*\.[^\s/:]*(?:{_WORDS})|:/*[^\s:/?#]*:\S*@"
-)
-"""The ``spark.redaction.regex``: which settings Spark hides in its user interface and its event log. Begins with Spark's default.
+PATTERN: Final = "spark.redaction.regex"
+HIDDEN_BY_SPARK: Final = rf"(?i)secret|password|token|access[.]?key|credential|^[a-z]\w*\.[^\s/:]*(?:{_WORDS})|:/*[^\s:/?#]*:\S*@"
+"""The value of `PATTERN`: which settings Spark hides in its user interface and its event log. Begins with Spark's default.
 
 Spark looks for it in values, too, and in the properties of tables. So our words count in what looks like the name of a setting:
 the path of a table named ``keys`` is no secret. Nor does Spark know that a URL may have a password. A value may have several URLs,

@@ -22,7 +22,7 @@ from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
-from spark_sink.spark import jvm, refused_settings, without_pandas
+from spark_sink.spark import jvm, refused_settings, secret_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
@@ -158,9 +158,6 @@ def _start(
     from spark_sink.spark.existing import existing
 
     prepare_workers(settings)
-    builder = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
     on_step("fetching Spark's packages" if "spark.jars.packages" in settings else "starting Spark")
     without_pandas.apply()
     try:
@@ -171,6 +168,9 @@ def _start(
         with SparkSession.Builder._lock:  # noqa: SLF001
             spark = existing()  # the program may have made one while the JVM started
             if spark is None:
+                builder = SparkSession.builder
+                for key, value in _with_pattern(settings).items():
+                    builder = builder.config(key, value)
                 spark = builder.getOrCreate()
                 _check_new(spark, format)
                 _note_ready(spark)
@@ -183,6 +183,17 @@ def _start(
     except Exception as ex:
         raise _start_error(ex, settings, conf) from ex
     return spark
+
+
+def _with_pattern(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings, with the pattern of what Spark hides if there is no other one. Call this when the JVM runs.
+
+    The JVM has read spark-defaults.conf then. On its command line, our pattern would count before one in this file.
+    """
+    from pyspark import SparkConf
+
+    ours = {} if SparkConf().contains(secret_settings.PATTERN) else {secret_settings.PATTERN: secret_settings.HIDDEN_BY_SPARK}
+    return ours | dict(settings)
 
 
 def _note_ready(spark: SparkSession) -> None:

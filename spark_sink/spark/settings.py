@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_sink.spark import refused_settings, secret_settings
+from spark_sink.spark import refused_settings
 from spark_sink.spark.environment import python_path
 from spark_sink.spark.java_options import java_options
 
@@ -39,7 +39,6 @@ def general_settings(*, ui: bool) -> dict[str, str]:
         "spark.ui.enabled": str(ui).lower(),
         "spark.ui.killEnabled": "false",  # it asks for no password
         "spark.ui.showConsoleProgress": "false",
-        "spark.redaction.regex": secret_settings.HIDDEN_BY_SPARK,
         "spark.sql.session.timeZone": "UTC",
         # Micro-batches are small: Spark's default of 200 partitions and 32 listing tasks would cost more than the work itself.
         "spark.sql.shuffle.partitions": "4",

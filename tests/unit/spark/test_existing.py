@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from cdcpipe.errors import InitError
-from spark_sink.spark import given, jvm, session, shared
+from spark_sink.spark import given, jvm, secret_settings, session, shared
 from spark_sink.spark.existing import existing
 from support.given_sessions import given_session
 from support.waiting import DEADLINE_S
@@ -66,6 +66,9 @@ class Builder:
         monkeypatch.setattr(session, "prepare_workers", lambda _: None)
         monkeypatch.setattr(jvm, "log_lost_connections", lambda _: None)
         monkeypatch.setattr(jvm, "start", lambda *_: None)
+
+    def config(self, _key: str, _value: str) -> "Builder":
+        return self
 
     def getOrCreate(self) -> Any:  # noqa: N802 - Spark's name
         self._monkeypatch.setattr("pyspark.SparkContext._active_spark_context", MADE.sparkContext)
@@ -230,3 +233,21 @@ def test_a_new_session_that_does_not_fit_is_stopped(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InitError, match="ignoreCorruptFiles"):
         session.build(format="parquet")
     made.stop.assert_called_once_with()
+
+
+@pytest.mark.parametrize("of_file", [{}, {"spark.redaction.regex": "license"}], ids=["Spark's default", "spark-defaults.conf"])
+@pytest.mark.parametrize("given", [{}, {"spark.redaction.regex": "pin"}], ids=["no option", "--conf"])
+def test_what_spark_hides(monkeypatch: pytest.MonkeyPatch, of_file: dict[str, str], given: dict[str, str]) -> None:
+    """A pattern of the administrator counts before ours: it may hide what ours shows."""
+    builder, of_jvm = MagicMock(), dict[str, str]()
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("pyspark.SparkConf", lambda: SimpleNamespace(contains=(of_file | of_jvm).__contains__))
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", builder)
+    monkeypatch.setattr(jvm, "log_lost_connections", lambda *_: None)
+    monkeypatch.setattr(jvm, "start", lambda settings, *_: of_jvm.update(settings))
+    builder.config.return_value = builder
+    builder.getOrCreate.return_value = given_session()
+    session.build(format="parquet", conf=given)
+    effective = of_file | of_jvm | dict(call.args for call in builder.config.call_args_list)
+    ours = {"spark.redaction.regex": secret_settings.HIDDEN_BY_SPARK}
+    assert effective["spark.redaction.regex"] == (ours | of_file | given)["spark.redaction.regex"]

@@ -7,7 +7,6 @@ import pytest
 
 from spark_sink.spark import jvm, secret_settings
 from spark_sink.spark.home import GATEWAY
-from spark_sink.spark.settings import general_settings
 
 S3_KEY = {"spark.hadoop.fs.s3a.secret.key": "CANARY"}
 
@@ -84,7 +83,7 @@ def test_jars_on_this_machine_need_no_key(jars: str) -> None:
 )
 def test_spark_hides_what_is_secret(text: str) -> None:
     """In its user interface, which asks for no password, and in event logs. It looks for the pattern in names and in values."""
-    assert re.search(general_settings(ui=True)["spark.redaction.regex"], text)
+    assert re.search(secret_settings.HIDDEN_BY_SPARK, text)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +100,4 @@ def test_spark_hides_what_is_secret(text: str) -> None:
 )
 def test_spark_shows_what_is_no_secret(text: str) -> None:
     """Among others the properties by which a view of the catalog is recognised: they have the path of a table."""
-    assert not re.search(general_settings(ui=True)["spark.redaction.regex"], text)
+    assert not re.search(secret_settings.HIDDEN_BY_SPARK, text)
