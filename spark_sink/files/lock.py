@@ -48,15 +48,22 @@ def try_lock(fd: int, *, is_shared: bool = False) -> bool:
     return True
 
 
-def wait_for_lock(fd: int, path: Path, *, is_shared: bool = False, is_stopping: Callable[[], bool] = lambda: False) -> None:
+def wait_for_lock(
+    fd: int,
+    path: Path,
+    *,
+    is_shared: bool = False,
+    is_stopping: Callable[[], bool] = lambda: False,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> None:
     """Take the exclusive or shared lock of the open file ``path``. If another process keeps it for long, log this once.
 
-    Raises InterruptedError once ``is_stopping`` is True while it waits. But a wait to share the lock goes on while a thread of this
-    process has it alone: the stop ends what that thread does, and the lock is free then.
+    Raises InterruptedError once ``gives_up`` is True while it waits; also once ``is_stopping`` is True while it waits for another
+    process. What a thread of this process does with the lock, the stop ends, and the lock is free then.
     """
     look_at = time.monotonic() + _PATIENCE_S
     while not try_lock(fd, is_shared=is_shared):
-        if is_stopping() and not (is_shared and _other_holder(fd) is None):
+        if gives_up() or (is_stopping() and _other_holder(fd) is not None):
             # Once more: if a thread of this process had it, and has ended just before the look, it is free now.
             if try_lock(fd, is_shared=is_shared):
                 return
@@ -110,11 +117,11 @@ class _Inherited:
             return False
 
     @contextmanager
-    def hold_shared(self, is_stopping: Callable[[], bool]) -> Iterator[int]:
+    def hold_shared(self, is_stopping: Callable[[], bool], gives_up: Callable[[], bool]) -> Iterator[int]:
         """Share the lock; the first thread of this process takes it, and the last one releases it."""
         with self._counting:
             if not self._sharing:
-                wait_for_lock(self.shared, self._path, is_shared=True, is_stopping=is_stopping)
+                wait_for_lock(self.shared, self._path, is_shared=True, is_stopping=is_stopping, gives_up=gives_up)
             self._sharing += 1
         try:
             yield self.shared
@@ -139,17 +146,19 @@ def share_with_child(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def open_shared(path: Path, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[int]:
+def open_shared(
+    path: Path, is_stopping: Callable[[], bool] = lambda: False, gives_up: Callable[[], bool] = lambda: False
+) -> Iterator[int]:
     """Share the lock of the file ``path``, which is created, with others. Waits for it. Yields a descriptor of the file.
 
-    Raises InterruptedError once ``is_stopping`` is True while it waits for another process.
+    Raises InterruptedError once ``is_stopping`` is True while it waits for another process, or ``gives_up`` while it waits.
     """
     if (found := _inherited.get(path.absolute())) is not None and found.is_of(path):
-        with found.hold_shared(is_stopping) as fd:
+        with found.hold_shared(is_stopping, gives_up) as fd:
             yield fd
     else:
         with _opened(path) as fd:
-            wait_for_lock(fd, path, is_shared=True, is_stopping=is_stopping)
+            wait_for_lock(fd, path, is_shared=True, is_stopping=is_stopping, gives_up=gives_up)
             yield fd
 
 

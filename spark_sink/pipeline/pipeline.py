@@ -157,7 +157,7 @@ class Pipeline(Startable):
         self._histories: Histories | None = None
         self._rounds: list[Rounds] = []  # the threads that follow the changelogs
         self._stopping = threading.Event()
-        self.lock = TableLock(local_root, lambda: self._stopping.is_set() or is_stopping())
+        self.lock = TableLock(local_root, lambda: self._stopping.is_set() or is_stopping(), lambda: self._error is not None)
         """The rights to write the tables. Other writers in this process must use this object, too."""
         self._lock_state = b""
         self._owned = ExitStack()

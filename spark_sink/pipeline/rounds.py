@@ -43,7 +43,7 @@ class Rounds:
 
     With an interval of 0 there are only the first and the last round. With None the interval is `own_interval_s`, and `want` starts
     a round at once if no other wanted round began within it. If an error ends the rounds, the thread calls ``on_error`` with it.
-    InterruptedError is none: a round raises it if the process is asked to stop while the round waits.
+    InterruptedError is none: a round raises it if it waits while the process is asked to stop, or after another thread's error.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Rounds:
             if self._is_last_wanted:
                 self._round()
         except InterruptedError:  # the next start does what is left
-            _logger.info("%s: stopped while another process had the tables alone", self._name)
+            _logger.info("%s: stopped before the tables were free", self._name)
         except BaseException as ex:  # noqa: BLE001 - the owner raises it
             self._on_error(ex)
 

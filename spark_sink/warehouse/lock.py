@@ -34,7 +34,8 @@ Take one right at a time, so that there is no deadlock. A waiting ``alone`` bloc
 cannot starve it. A purge may have the tables alone for long, and a stopped process for ever. So a wait for ``alone`` itself, or for
 the end of another process's ``alone``, ends with InterruptedError once this process is asked to stop. What this process does alone
 is a copy or a purge of its own, which the stop ends, too: an append or a merge waits for that, and so a stop does not leave out the
-last merges. A right that is free is given even then.
+last merges. After an error nobody asks the copy to end, and no last merges are wanted: then each wait ends. A right that is free is
+given even then.
 """
 
 from __future__ import annotations
@@ -84,11 +85,14 @@ def lock_file(root: Path) -> Path:
 class TableLock:
     """The rights to write one warehouse's tables; ``root`` is `Warehouse.local_root`. Thread-safe.
 
-    Once ``is_stopping`` is True, a wait for another process raises InterruptedError, and so does each wait for `alone`.
+    Once ``is_stopping`` is True, a wait for another process raises InterruptedError, and so does each wait for `alone`. Once
+    ``has_failed`` is True, each wait does.
     """
 
-    def __init__(self, root: Path, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        self.is_stopping = is_stopping
+    def __init__(
+        self, root: Path, is_stopping: Callable[[], bool] = lambda: False, has_failed: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.is_stopping, self._has_failed = is_stopping, has_failed
         self._file = lock_file(root)
         self._wanted = self._file.with_name("tables-wanted.lock")
         self._owner = self._file.with_name("pipeline.lock")
@@ -140,10 +144,10 @@ class TableLock:
         is_stopping = is_stopping or self.is_stopping
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with open_alone(self._wanted) as wanted:
-            wait_for_lock(wanted, self._wanted, is_stopping=is_stopping)
+            wait_for_lock(wanted, self._wanted, gives_up=is_stopping)
             # Only now: this file may be the process's only one, and a thread that gave up would release what another thread has.
             with open_alone(self._file) as fd:
-                wait_for_lock(fd, self._file, is_stopping=is_stopping)
+                wait_for_lock(fd, self._file, gives_up=is_stopping)
                 # Change the state first: a holder that is killed may have changed the tables, too.
                 os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
                 yield
@@ -153,6 +157,6 @@ class TableLock:
         """Exclude ``alone``; yield the present state."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            with open_shared(self._wanted, self.is_stopping):
-                fd = held.enter_context(open_shared(self._file, self.is_stopping))
+            with open_shared(self._wanted, self.is_stopping, self._has_failed):
+                fd = held.enter_context(open_shared(self._file, self.is_stopping, self._has_failed))
             yield os.pread(fd, _STATE_BYTES, 0)

@@ -210,7 +210,7 @@ def test_a_wait_for_a_thread_of_this_process_is_not_named(
     with (tmp_path / "lock").open("w") as ours, (tmp_path / "lock").open() as other:
         fcntl.flock(ours, fcntl.LOCK_EX)
         with pytest.raises(InterruptedError):
-            lock.wait_for_lock(other.fileno(), tmp_path / "lock", is_stopping=lambda: next(answers))
+            lock.wait_for_lock(other.fileno(), tmp_path / "lock", gives_up=lambda: next(answers))
     assert not caplog.messages
 
 

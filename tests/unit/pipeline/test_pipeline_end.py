@@ -294,6 +294,37 @@ def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
     assert made.wait()
 
 
+def test_an_error_ends_a_micro_batch_that_waits_for_a_copy_of_this_process(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks the copy to stop before the query has ended. So the error of a merge was shown minutes later."""
+    made, ends, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), list[BaseException](), threading.Semaphore(0)
+    monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", lambda *_: (None, Position(1, 0x200)))
+
+    def tried(fd: int, *, is_shared: bool = False) -> bool:
+        return try_lock(fd, is_shared=is_shared) or looks.release() is not None
+
+    monkeypatch.setattr("spark_sink.files.lock.try_lock", tried)
+
+    def run() -> None:
+        try:
+            made._batch(cast("Any", None), 0)
+        except StoppedError as ex:
+            ends.append(ex)
+
+    batch = threading.Thread(target=run, daemon=True)
+    with TableLock(tmp_path / "warehouse").alone():
+        batch.start()
+        assert looks.acquire(timeout=60)
+        failing = threading.Thread(target=made._take_error, args=[OSError(errno.EIO, "no")], daemon=True)
+        failing.start()
+        failing.join(60)
+        batch.join(60)
+        assert [str(each) for each in ends] == [str(StoppedError())]
+    with pytest.raises(CdcpipeError, match="no"):
+        made.wait()
+
+
 def test_a_stop_ends_a_start_that_waits_for_another_process(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = pipeline(Query(clock), tmp_path, monkeypatch)
     made.lock = Pipeline(made.spark, tmp_path / "staging", tmp_path / "warehouse", is_stopping=lambda: True).lock
