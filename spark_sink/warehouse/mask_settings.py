@@ -87,11 +87,11 @@ def check_kept(house: Warehouse, staging: Path) -> None:
 
 def check_key(house: Warehouse) -> None:
     """Raise WarehouseError if the key of hashes is not that of the tables, InvalidArgumentsError if it is needed and not there."""
-    _check_key(house, noted_masks(house.root))
+    _check_key(house, noted_masks(house.root).get("key"))
 
 
-def _check_key(house: Warehouse, found: Mapping[str, Any]) -> None:
-    key, known = house.masks.fingerprint, found.get("key")
+def _check_key(house: Warehouse, known: str | None) -> None:
+    key = house.masks.fingerprint
     if None not in (key, known) and key != known:
         raise WarehouseError(
             f"{KEY_VARIABLE} is not the key with which {house.name} has hashed its columns",
@@ -120,17 +120,22 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     """
     check_kept(house, staging)
     found, masks, recorded = noted_masks(house.root), house.masks.as_kinds, table_masks.read(staging)
-    _check_key(house, found)
+    _check_key(house, found.get("key"))
     is_lost = bool(recorded) and not found and house.source().position is not None
     if is_lost or found.get("masks", {}) != masks:
         with lock.alone():
             before, tables = _without_note(house, recorded) if is_lost else _with_changes(house, found.get("masks", {}))
             for table, names in tables.items():
                 _check_key_columns(house, table, names, Masks.of(before))
-            # Not before: a change that is refused leaves the record as it is.
-            table_masks.record(staging, {pattern: kind for pattern, kind in recorded.items() if pattern in masks})
-            _change(house, found, before, tables)
-    table_masks.record(staging, masks)
+            key = table_masks.read_key(staging)
+            if is_lost and HASH in before.values():  # of columns of keys, which no copy can give another hash
+                _check_key(house, key)
+            lsns = _want_copies(house, tables)
+            # Not before: a change that is refused leaves the record as it is. And if the note is lost, and the process is killed
+            # before this, only the record tells the next start that the tables need copies.
+            table_masks.record(staging, {pattern: kind for pattern, kind in recorded.items() if pattern in masks}, key)
+            _change(house, found, before, lsns)
+    table_masks.record(staging, masks, noted_masks(house.root).get("key"))
 
 
 def _with_changes(house: Warehouse, before: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
@@ -166,20 +171,26 @@ def _named(house: Warehouse, patterns: Collection[str]) -> dict[Table, _Names]:
     return {table: names for table, names in called.items() if any(each.matches(*name) for each in parsed for name in names)}
 
 
-def _change(house: Warehouse, found: Mapping[str, Any], before: Mapping[str, str], tables: Collection[Table]) -> None:
-    path, masks = masks_path(house.root), house.masks
-    now, key = masks.as_kinds, masks.fingerprint
+def _want_copies(house: Warehouse, tables: Collection[Table]) -> dict[Table, int]:
+    """Let the tables be copied anew. Returns up to where each may have rows with the former masks."""
     position = house.source().position
     lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
     for table, lsn in lsns.items():
         want(house, table, lsn + 1, MASKS_CHANGED)  # a copy at ``lsn`` has the former masks, too
+    return lsns
+
+
+def _change(house: Warehouse, found: Mapping[str, Any], before: Mapping[str, str], lsns: Mapping[Table, int]) -> None:
+    path, masks = masks_path(house.root), house.masks
+    now, key = masks.as_kinds, masks.fingerprint
+    position = house.source().position
     make_directory(path.parent)
     noted = [{**table.to_json(), "until": format_lsn(lsn)} for table, lsn in lsns.items()]
     past = {"until": None if position is None else str(position), "masks": dict(before), "tables": noted}
-    changes = [*found.get("changes", []), *([past] if tables else [])]
+    changes = [*found.get("changes", []), *([past] if lsns else [])]
     write_json(path, {"version": MASKS_VERSION, "masks": now, "key": key or found.get("key"), "changes": changes})
-    if tables:
-        _name_old_masks(house, tables, max(lsns.values()))
+    if lsns:
+        _name_old_masks(house, lsns, max(lsns.values()))
 
 
 def _name_old_masks(house: Warehouse, tables: Collection[Table], until_lsn: int) -> None:

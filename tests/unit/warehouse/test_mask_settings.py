@@ -27,7 +27,7 @@ from spark_sink.warehouse.mask_settings import check_kept, check_key, check_new,
 from spark_sink.warehouse.warehouse import Warehouse, masks_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
 KEY = "0123456789abcdef"
 IDENTITY = {"version": 1, "format": "delta", "types": "exact", "system_id": "1", "database": "d", "slot": "s"}
@@ -152,7 +152,7 @@ def test_what_can_not_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_lost_note_does_not_take_the_masks_of_a_key_back(root: Path) -> None:
     """The hint for lost masks offers both ways. The one was refused as a change, and the other showed the key in plain."""
-    table_masks.record(staging_of(house(root)), {"public.person.email": "hash"})
+    table_masks.record(staging_of(house(root)), {"public.person.email": "hash"}, None)
     assert not masks_path(root).exists()
     with pytest.raises(InvalidArgumentsError, match="had masks that"):
         settle(house(root))
@@ -164,9 +164,30 @@ def test_a_lost_note_does_not_take_the_masks_of_a_key_back(root: Path) -> None:
     settle(house(root))
 
 
+@pytest.mark.parametrize("pattern", ["public.person.email", "public.person.phone"])
+def test_another_key_of_hashes_while_the_note_is_lost(root: Path, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
+    """Each row would come once more under another key, and the former one would stay as deleted. Other columns are copied anew."""
+    made, staging = Warehouse(root, "delta", masks={pattern: "hash"}), staging_of(house(root))
+    key = made.masks.fingerprint
+    table_masks.record(staging, made.masks.as_kinds, key)
+    with monkeypatch.context() as patch:
+        patch.setenv(KEY_VARIABLE, KEY + "!")
+        other = Warehouse(root, "delta", masks={pattern: "hash"})
+        if pattern == "public.person.email":
+            with pytest.raises(WarehouseError, match="is not the key"):
+                settle(other)
+            assert not masks_path(root).exists()
+        else:
+            settle(other)
+            assert table_masks.read_key(staging) == other.masks.fingerprint != key
+            return
+    settle(made)
+    assert table_masks.read_key(staging) == key
+
+
 def test_values_of_a_warehouse_that_lacks_its_note_count_as_not_masked(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It may be a copy from before its first mask. The key, whose mask can't have changed, is not hidden in deleted rows."""
-    table_masks.record(staging_of(house(root)), {"public.per*.*": "hash"})
+    table_masks.record(staging_of(house(root)), {"public.per*.*": "hash"}, None)
     settle(Warehouse(root, "delta", masks={"public.per*.*": "hash"}))
     assert "has no _cdcpipe/masks.json: it has lost this file, or is a copy from before its first mask" in caplog.text
     assert [str(each.table) for each in wanted_copies.waiting(house(root))] == ["public.person"]
@@ -176,10 +197,25 @@ def test_values_of_a_warehouse_that_lacks_its_note_count_as_not_masked(root: Pat
 
 def test_a_mask_that_is_taken_back_while_the_note_is_lost(root: Path) -> None:
     """The rows may be masked, or not: only a copy makes them all the same."""
-    table_masks.record(staging_of(house(root)), {"public.person.phone": "redact"})
+    table_masks.record(staging_of(house(root)), {"public.person.phone": "redact"}, None)
     settle(house(root, phone="off"))
     assert [str(each.table) for each in wanted_copies.waiting(house(root))] == ["public.person"]
     assert table_masks.read(staging_of(house(root))) == {}
+
+
+def test_a_mask_that_is_taken_back_while_the_note_is_lost_and_a_kill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start finds neither a note nor a record, and so it does not know that the tables need copies."""
+    table_masks.record(staging_of(house(root)), {"public.person.phone": "redact"}, None)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mask_settings, "_change", killed)
+        with pytest.raises(KeyboardInterrupt):
+            settle(house(root, phone="off"))
+    settle(house(root))
+    assert [str(each.table) for each in wanted_copies.waiting(house(root))] == ["public.person"]
 
 
 def test_a_table_that_was_renamed(root: Path) -> None:
@@ -287,8 +323,8 @@ def test_a_mask_that_was_taken_back_just_before_a_kill(root: Path, monkeypatch: 
     settle(house(root, phone="null"))
     change = mask_settings._change
 
-    def killed(made: Warehouse, found: Mapping[str, Any], before: Mapping[str, str], tables: Collection[Table]) -> None:
-        change(made, found, before, tables)
+    def killed(made: Warehouse, found: Mapping[str, Any], before: Mapping[str, str], lsns: Mapping[Table, int]) -> None:
+        change(made, found, before, lsns)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
