@@ -16,12 +16,15 @@ _SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key"
 
 _PROTECTION = frozenset(
     {
-        *("sslmode", "sslnegotiation", "sslrootcert", "sslcrl", "sslcrldir", "sslcert", "sslkey"),
+        *("sslmode", "sslnegotiation", "sslrootcert", "sslcrl", "sslcrldir", "sslcert", "sslkey", "sslcertmode"),
         *("ssl_min_protocol_version", "ssl_max_protocol_version"),
         *("gssencmode", "krbsrvname", "gsslib", "channel_binding", "require_auth", "requirepeer"),
     }
 )
 """How a session is encrypted, and how server and user prove who they are."""
+
+_UNLISTED_DEFAULTS: Mapping[str, bytes] = MappingProxyType({"sslcertmode": b"allow"})
+"""Default values that libpq fills in, but does not name as such."""
 
 _URI = re.compile(r"\s*(postgres(ql)?:|\w+://)", re.IGNORECASE)
 _BEFORE_PATH = re.compile(r"\s*\w+:/*[^/?]*")
@@ -131,7 +134,9 @@ def protection_of(pgconn: pq.abc.PGconn) -> dict[str, str]:
     return {
         name: each.val.decode("utf-8", "replace")
         for each in pgconn.info
-        if (name := each.keyword.decode()) in _PROTECTION and each.val and each.val != each.compiled
+        if (name := each.keyword.decode()) in _PROTECTION
+        and each.val
+        and each.val != (each.compiled or _UNLISTED_DEFAULTS.get(name))
     }
 
 

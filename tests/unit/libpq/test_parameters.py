@@ -1,11 +1,13 @@
 """Connection parameters from the command line: merged, checked, and never shown if they may contain a password."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
-from cdcpipe.libpq.parameters import connection_parameters, effective_parameters, network_defaults
+from cdcpipe.libpq.driver import pq
+from cdcpipe.libpq.parameters import connection_parameters, effective_parameters, network_defaults, protection_of
 
 PARAMETERS = [
     ([("dbname", "shop")], {"dbname": "shop"}),
@@ -104,3 +106,15 @@ def test_network_defaults_only_fill_unset_parameters(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("idle", ["0", "-1", "x"])
 def test_keepalives_of_an_unknown_duration_leave_tcp_user_timeout_alone(idle: str) -> None:
     assert "tcp_user_timeout" not in network_defaults({"keepalives_idle": idle})
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, {}), ("allow", {}), ("disable", {"sslcertmode": "disable"})])
+def test_how_a_connection_is_protected(monkeypatch: pytest.MonkeyPatch, mode: str | None, expected: dict[str, str]) -> None:
+    """Executors have another environment, or a libpq that does not know a parameter. So a default is not passed on."""
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        monkeypatch.delenv(name)
+    if mode is not None:
+        monkeypatch.setenv("PGSSLCERTMODE", mode)
+    pgconn = pq.PGconn.connect_start(b"host=/nowhere")
+    assert protection_of(pgconn) == expected
+    pgconn.finish()
