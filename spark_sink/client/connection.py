@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["connection_arguments", "refuse_passwords"]
 
 _OPTION: Final = re.compile(r"(?P<database>-d|--dbname(=|$))(?P<name>.*)|(-m|--param(=|$))(?P<parameter>.*)", re.DOTALL)
-_SUSPICIOUS: Final = re.compile(r"pass|secret|scram_|:.*@|%", re.IGNORECASE | re.DOTALL)
+_SUSPICIOUS: Final = re.compile(r"pass|secret|scram_|:.*@|:[^/]*[^/\d,]|%", re.IGNORECASE | re.DOTALL)
 """What is in each value that has a password, and in few others."""
 
 
