@@ -74,7 +74,7 @@ def test_an_append_that_was_killed_is_made_again(tmp_path: Path) -> None:
 
 def test_the_attempt_that_notes_a_chunk_first_is_the_one_that_counts(tmp_path: Path) -> None:
     chunks = [Chunk(1, "public.fruit", 2, 0, 10), Chunk(1, "public.fruit", 2, 10, None)]
-    begun = snapshot_progress.begin(tmp_path, "copy", chunks, 0)
+    begun = snapshot_progress.begin(tmp_path, "copy", chunks)
     first, second = (Written(3, WrittenFile(f"part-{name}.parquet", 1, 3, {}, {}, {}), {}) for name in "ab")
     assert snapshot_progress.note(begun.record_path(1), first) == first
     assert snapshot_progress.note(begun.record_path(1), second) == first
@@ -83,7 +83,7 @@ def test_the_attempt_that_notes_a_chunk_first_is_the_one_that_counts(tmp_path: P
     assert again.done == {1: first}
 
     # A task of that copy is still at work when another copy has begun, cut otherwise.
-    other = snapshot_progress.begin(tmp_path, "copy", chunks[:1], 0)
+    other = snapshot_progress.begin(tmp_path, "copy", chunks[:1])
     assert snapshot_progress.note(begun.record_path(0), second) == second
     again = snapshot_progress.resume(tmp_path, "copy")
     assert again is not None

@@ -74,7 +74,7 @@ def test_a_small_dense_partition_has_the_ordinals_of_an_average_chunk(tmp_path: 
     chunks = plan._with_least_share([each for part in parts for each in plan._chunks(part, 4096, 64)])
     shares = sum(each.share for each in chunks)
     assert shares - chunks[-1].share == 39_000_000  # the others have lost nothing
-    task = table._tasks(begin(tmp_path / "notes", "", chunks, 0))[-1]
+    task = table._tasks(begin(tmp_path / "notes", "", chunks))[-1]
     schema = to_arrow_schema(typed_schema(merge_columns(None, [])), timezone="UTC")
     copied = CopiedTable("", "", shares, None, (), (), schema, 1, 5, 0, str(tmp_path), Layout((), schema))
     ordinals = chunk._metadata(copied, task, 0, 450_000)["_cdc_ordinal"].to_pylist()

@@ -190,7 +190,7 @@ def test_a_log_that_has_lost_its_epochs_is_refused(made: Path) -> None:
         assert f"move everything but masks.json out of {made}/staging, and start run as before" in (caught.value.hint or "")
     shutil.move(made / "staging", made / "elsewhere")
     (made / "staging").mkdir()
-    table_masks.record(made / "staging", {"public.person.email": "hash"})  # as the hint says
+    table_masks.record(made / "staging", {"public.person.email": "hash"}, None)  # as the hint says
     for staging in ("staging", "new"):
         check(made / staging, made / "warehouse")
     with pytest.raises(InvalidArgumentsError, match=r"had masks that \S+ does not have: public\.person\.email=hash"):
