@@ -172,8 +172,13 @@ def current_lsn(connection: Connection) -> LSN:
 
 
 def current_time(connection: Connection) -> str:
-    """Return the time of the server's clock, as in ``2026-11-28T15:54:46.123456Z``."""
-    sql = """SELECT to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+    """Return the time up to which the server has transactions, as in ``2026-11-28T15:54:46.123456Z``.
+
+    On a standby this is the commit time, on the primary's clock, of the last transaction that it has replayed. The standby's own
+    clock would be later than the commits that it still has to replay.
+    """
+    now = "coalesce(CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() END, clock_timestamp())"
+    sql = f"""SELECT to_char({now} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
     return connection.execute(sql)[0][0] or ""
 
 

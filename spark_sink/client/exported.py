@@ -41,6 +41,8 @@ _logger = logging.getLogger(__name__)
 
 STOPPED: Final = "the snapshot was stopped before its end"
 _PURPOSE = "for"
+_LAYOUT: Final = 2
+"""That of ``export.json``. No run continues with what an earlier version has written: it may lack a field."""
 _PIPE, _TEXT = "hold", "export.json"
 _DROP = b"q\n"
 
@@ -132,7 +134,7 @@ class ExportedSnapshot:
 
     def _purpose(self) -> list[Any]:
         """Return slot, publications and tables of this snapshot. Connection options are left out: they may contain a password."""
-        return [self._config.slot, list(self._config.publications), list(self._tables)]
+        return [_LAYOUT, self._config.slot, list(self._config.publications), list(self._tables)]
 
     def _if_unchanged(self, then: Prepared, is_stopping: Callable[[], bool]) -> Prepared | None:
         """Return what is there now if the server, how it is reached and the tables are as ``then``, and it holds the snapshot."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from datetime import datetime
 
 import postgres
 import psycopg
@@ -132,6 +133,10 @@ def test_a_snapshot_of_a_standby_is_exact(pair: Pair) -> None:
             printed += cli.read_bytes()
         prepared = json.loads(printed)
         assert prepared["slot"]["failover"] in (None, False)
+        # It is a time of the primary's commits. By the standby's clock it would be later than commits that are still to be replayed.
+        assert datetime.fromisoformat(prepared["snapshot_time"]) <= datetime.fromisoformat(
+            pair.value("select pg_last_xact_replay_timestamp()", pair.on_standby)
+        )
         pair.on_primary.execute("insert into t values (2)")
         end = pair.replay()
         with pair.on_standby.transaction():
