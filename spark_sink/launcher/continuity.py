@@ -485,7 +485,8 @@ def taken_along(log: Log, prepared: Prepared, place: str) -> str:
     return (
         f"slot {slot!r} counts as taken along by pg_upgrade, so that no change is missing: {_last_known(log.account.time)}, up to"
         f" {format_lsn(log.account.lsn)}, and the slot is at {confirmed}, {format_size(confirmed - log.account.lsn)} of WAL later."
-        f" If {place} is a copy from before the upgrade, stop, drop the slot, and start once with -c --on-gap resnapshot"
+        f" If {place} is a copy from before the upgrade, stop, put the copy back once more, drop the slot, and start once"
+        " with -c --on-gap resnapshot"
     )
 
 

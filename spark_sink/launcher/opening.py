@@ -375,7 +375,8 @@ class Opening:
         if epoch.left_out:
             _logger.warning(
                 "--publication: the last start had %s, too, and this one does not: the log gets no changes of tables that nothing"
-                " else publishes, and the server forgets them. Once a later start has %s again, run copies its tables anew",
+                " else publishes, and the server forgets them. Once a later start has %s again, run copies its tables anew"
+                " (with --snapshot never: copy them with cdcpipe-spark snapshot)",
                 *[" and ".join(epoch.left_out)] * 2,
             )
         self.position = epoch.start

@@ -103,7 +103,9 @@ class CatalogLook:
         before, homes = published_tables.follow(house, epochs), Homes(house)
         kept = publication.undecided(before, found, homes)
         is_at_it = gaps.is_at_server_of_now(house, epochs)
-        looked = replace(publication.seen(found, kept, homes), epoch=epochs[-1].number if epochs else 0)
+        # This look has the tables of the publications that it asked for, perhaps before the launcher asks for them again.
+        left_out = before.left_out.intersection(self._config.publications) if before is not None else frozenset[str]()
+        looked = replace(publication.seen(found, kept, homes), epoch=epochs[-1].number if epochs else 0, left_out=left_out)
         now = carried(before, looked, house.masks, is_at_server_of_now=is_at_it)
         for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != publication.CAME:

@@ -215,7 +215,7 @@ def test_a_slot_that_pg_upgrade_took_along_continues_the_log(confirmed: int):
 def test_a_slot_that_pg_upgrade_took_along_is_named_because_the_log_may_be_a_copy_from_before():
     text = taken_along(LOG, replace(SERVER, system_id="8", confirmed_flush_lsn=LSN(0x10600)), "staging")
     assert "last known to be complete at 2023-11-14 22:13:20+00:00, up to 0/600, and the slot is at 0/10600, 64" in text
-    assert "If staging is a copy from before the upgrade, stop, drop the slot" in text
+    assert "If staging is a copy from before the upgrade, stop, put the copy back once more, drop the slot" in text
 
 
 @pytest.mark.parametrize(

@@ -446,6 +446,19 @@ def test_changes_that_no_launcher_has_asked_for_are_missing(
         assert [reason.text for each in waiting(house) for reason in each.reasons] == names
 
 
+def test_a_look_before_the_launcher_asks_again_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made while an initial snapshot goes on: it has the tables, and the log still lacks their changes."""
+    house, config = Warehouse(tmp_path / "warehouse", "delta"), LauncherConfig("s", tmp_path / "staging", ("p", "q"))
+    monkeypatch.setattr(publication, "look", lambda *_: found(table(), system_id="7"))
+    catalog = CatalogLook(config, house)
+    with StagingWriter(config.staging, slot="s") as writer:
+        for publications, names in ((("p", "q"), []), (("p",), []), (("p", "q"), [MORE_OPERATIONS])):
+            writer.begin_epoch(Epoch(1, "7", 1, "shop", "s", publications, {}, 0x100))
+            house.open(list_epochs(config.staging)[-1])
+            assert catalog.look(lambda: False)
+            assert [reason.text for each in waiting(house) for reason in each.reasons] == names
+
+
 A, B = Table("public", "a"), Table("public", "b")
 
 
