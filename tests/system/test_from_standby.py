@@ -133,7 +133,7 @@ def test_a_snapshot_of_a_standby_is_exact(pair: Pair) -> None:
             printed += cli.read_bytes()
         prepared = json.loads(printed)
         assert prepared["slot"]["failover"] in (None, False)
-        # It is a time of the primary's commits. By the standby's clock it would be later than commits that are still to be replayed.
+        # A time of the primary's commits. The standby's clock would be later than commits that are still to be replayed.
         assert datetime.fromisoformat(prepared["snapshot_time"]) <= datetime.fromisoformat(
             pair.value("select pg_last_xact_replay_timestamp()", pair.on_standby)
         )
