@@ -294,9 +294,9 @@ class Rewrite:
             left = present_rows(self._table.path, file, int(statistics(file)["numRecords"]))
         groups, first = RowGroups(writer.add), 0
         for rows, count in read_batches(self._table.path, file, self._fields):
-            wanted = left[first : first + count]
-            kept = {name: values.filter(pa.array(wanted)) for name, values in changed(rows, count).items()}
-            groups.add(kept, int(wanted.sum()))
+            wanted = pa.array(left[first : first + count])
+            kept = {name: values.filter(wanted) for name, values in changed(rows, count).items()}
+            groups.add(kept, wanted.true_count)
             first += count
         groups.flush()
 
