@@ -263,15 +263,9 @@ def test_a_stop_of_another_thread_waits_for_what_is_being_started(
     assert events == ["started", "stopped"]
 
 
-@pytest.mark.parametrize("asked", ["the pipeline", "the run"])
-def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    """A purge may have the tables alone for long: systemd killed a run that waited for it."""
-    made, ends, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), list[BaseException](), threading.Semaphore(0)
-    is_stopping = threading.Event()
-    made.lock = TableLock(tmp_path / "warehouse", lambda: looks.release() or made._stopping.is_set() or is_stopping.is_set())
-    monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", lambda *_: (None, Position(1, 0x200)))
+def batch_of(made: Pipeline) -> tuple[threading.Thread, list[StoppedError]]:
+    """Return a thread that runs a micro-batch, and the list that gets the error if a stop ends it."""
+    ends: list[StoppedError] = []
 
     def run() -> None:
         try:
@@ -279,7 +273,19 @@ def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
         except StoppedError as ex:
             ends.append(ex)
 
-    batch = threading.Thread(target=run, daemon=True)
+    return threading.Thread(target=run, daemon=True), ends
+
+
+@pytest.mark.parametrize("asked", ["the pipeline", "the run"])
+def test_a_stop_ends_a_micro_batch_that_waits_for_another_process(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A purge may have the tables alone for long: systemd killed a run that waited for it."""
+    made, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), threading.Semaphore(0)
+    is_stopping = threading.Event()
+    made.lock = TableLock(tmp_path / "warehouse", lambda: looks.release() or made._stopping.is_set() or is_stopping.is_set())
+    monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", lambda *_: (None, Position(1, 0x200)))
+    batch, ends = batch_of(made)
     with held_elsewhere(lock_file(tmp_path / "warehouse")):
         batch.start()
         looks.acquire()
@@ -298,21 +304,14 @@ def test_an_error_ends_a_micro_batch_that_waits_for_a_copy_of_this_process(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks the copy to stop before the query has ended. So the error of a merge was shown minutes later."""
-    made, ends, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), list[BaseException](), threading.Semaphore(0)
+    made, looks = pipeline(Query(clock), tmp_path, monkeypatch).start(), threading.Semaphore(0)
     monkeypatch.setattr("spark_sink.pipeline.pipeline.micro_batch", lambda *_: (None, Position(1, 0x200)))
 
     def tried(fd: int, *, is_shared: bool = False) -> bool:
         return try_lock(fd, is_shared=is_shared) or looks.release() is not None
 
     monkeypatch.setattr("spark_sink.files.lock.try_lock", tried)
-
-    def run() -> None:
-        try:
-            made._batch(cast("Any", None), 0)
-        except StoppedError as ex:
-            ends.append(ex)
-
-    batch = threading.Thread(target=run, daemon=True)
+    batch, ends = batch_of(made)
     with TableLock(tmp_path / "warehouse").alone():
         batch.start()
         assert looks.acquire(timeout=60)

@@ -216,14 +216,21 @@ def ranges_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return parts
 
 
-def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary in the file has each of them once. Merges of such changes took gigabytes, and the kernel killed `run`."""
-    source, house = Ordinary(random.Random(0)), House(tmp_path / "house")
+def with_long_texts(house: House) -> Ordinary:
+    """Return a source whose 200 rows, with the same long text, were added to the changelog."""
+    source = Ordinary(random.Random(0))
     source._blob = lambda: "a long text " * 100
     for key in range(200):
         source.insert(key)
     source.commit()
     house.add(source, 0)
+    return source
+
+
+def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary in the file has each of them once. Merges of such changes took gigabytes, and the kernel killed `run`."""
+    house = House(tmp_path / "house")
+    source = with_long_texts(house)
     monkeypatch.setattr(ordinary_changes, "_MOST_BYTES", 100_000)
     parts = ranges_of(monkeypatch)
     assert house.merge(source.lsn)
@@ -234,12 +241,8 @@ def test_values_that_are_alike_count_as_they_are_in_memory(tmp_path: Path, monke
 
 def test_values_of_the_replica_make_more_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates that did not send a large value are few bytes. The values take more memory than one range has."""
-    source, house = Ordinary(random.Random(0)), House(tmp_path / "house")
-    source._blob = lambda: "a long text " * 100
-    for key in range(200):
-        source.insert(key)
-    source.commit()
-    house.add(source, 0)
+    house = House(tmp_path / "house")
+    source = with_long_texts(house)
     assert house.merge(source.lsn)
     start, parts = source.lsn, ranges_of(monkeypatch)
     for key in range(200):
