@@ -20,13 +20,12 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cdcpipe.threads import at_exit
-from spark_sink.files.lock import try_lock
+from spark_sink.files.lock import try_lock, wait_for_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +39,6 @@ _NAME: Final = re.compile(_PREFIX + "[a-z0-9_]{8}")
 """The names that `tempfile.mkdtemp` makes."""
 _MARK: Final = "made-by-cdcpipe-spark"
 """The file with which a process of this program marks its directory. It has the directory's name, so that a copy is not marked."""
-_POLL_S: Final = 0.05
 
 
 @functools.cache
@@ -53,8 +51,8 @@ def directory_of_process() -> Path:
         if _share(fd, made) and made.is_dir():
             mark = (made / _MARK).open("x+b")
             at_exit(_remove_at_the_end, made, mark)
-            while not _share(mark.fileno(), made):  # another process is just reading it
-                time.sleep(_POLL_S)
+            if not _share(mark.fileno(), made):  # another process is just reading it
+                wait_for_lock(mark.fileno(), made / _MARK, is_shared=True)
             mark.write(made.name.encode("ascii"))
             mark.flush()
             return made
