@@ -22,7 +22,7 @@ from spark_sink.source.contents import Contents, Use
 if TYPE_CHECKING:
     from collections.abc import Container, MutableMapping, Sequence
 
-    from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+    from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
     from spark_sink.schema.ddl_message import TableDescription
     from spark_sink.schema.names import Names
     from spark_sink.schema.table import Place
@@ -42,10 +42,10 @@ class _Commands:
     dropped: set[int] = field(default_factory=set)
 
 
-def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[Ddl], history: SchemaHistory, names: Names) -> None:
+def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[Ddl], schemas: SchemaHistory, names: Names) -> None:
     """Add a use to the contents of each table that a transaction's commands have changed.
 
-    The history has the captured DDL, and ``names`` has the names that it has given to tables.
+    `schemas.captured` has the captured DDL, and ``names`` has the names that it has given to tables.
     """
     found: dict[tuple[int, int], _Commands] = {}
     dropped = {(each.end_lsn, relation_id) for each in ddl for relation_id in each.message.dropped.values()}
@@ -53,7 +53,7 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[
         for table in each.message.tables if each.message.kind in _KINDS else ():
             if (each.end_lsn, table.relation_id) in dropped:
                 continue
-            if history.captured.in_force(table.relation_id, each.place) is None:
+            if schemas.captured.in_force(table.relation_id, each.place) is None:
                 continue  # not of the table at its place
             commands = found.setdefault((each.end_lsn, table.relation_id), _Commands(each.place, table))
             commands.place, commands.description = each.place, table
@@ -63,10 +63,10 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[
         home = names.shown(names.home(description.relation_id, description.table, place))
         if _is_told(place, description, contents.get(home)):
             continue
-        told_at, previous = _relation_before(place, description, contents.get(home), history)
+        told_at, previous = _relation_before(place, description, contents.get(home), schemas)
         if previous is not None and not _is_same_table(previous, description, place, names):
             continue
-        before = _columns_before(commands, home, previous, told_at, history)
+        before = _columns_before(commands, home, previous, told_at, schemas)
         if before is None:
             continue
         relation = _relation(description, *before)
@@ -74,7 +74,7 @@ def add_described_uses(contents: MutableMapping[Table, Contents], ddl: Sequence[
         is_replaced = not before[0].isdisjoint(commands.dropped)
         if relation is None:
             continue
-        if relation == previous and not is_replaced and not history.was_copied_otherwise(home, relation, told_at, place):
+        if relation == previous and not is_replaced and not schemas.was_copied_otherwise(home, relation, told_at, place):
             continue
         changed = contents.setdefault(home, Contents())
         changed.uses = sorted([*changed.uses, Use(*place, relation, place[0])], key=lambda use: use.place)
@@ -96,19 +96,19 @@ def _is_same_table(previous: Relation, description: TableDescription, place: Pla
 
 
 def _relation_before(
-    place: Place, description: TableDescription, contents: Contents | None, history: SchemaHistory
+    place: Place, description: TableDescription, contents: Contents | None, schemas: SchemaHistory
 ) -> tuple[Place, Relation | None]:
     """Return the stream's description of the table before a place, and where it was used last, as far as these segments tell."""
     uses = [] if contents is None else contents.uses
     before = [use for use in uses if use.place < place and use.relation.relation_id == description.relation_id]
     if before:
         return before[-1].place, before[-1].relation
-    version = history.version(description.relation_id, (place[0], place[1] - 1))
+    version = schemas.version(description.relation_id, (place[0], place[1] - 1))
     return ((place[0], -1), None) if version is None else (version.place, version.relation)
 
 
 def _columns_before(
-    commands: _Commands, home: Table, previous: Relation | None, told_at: Place, history: SchemaHistory
+    commands: _Commands, home: Table, previous: Relation | None, told_at: Place, schemas: SchemaHistory
 ) -> tuple[set[int], bool] | None:
     """Return the numbers of the columns that the stream had before commands, and whether it has all that there are after them.
 
@@ -117,13 +117,13 @@ def _columns_before(
     ``previous`` is what the stream has said of the table, at ``told_at``. Its changes so far are in ``home``.
     """
     # What a transaction does before the last change of the table counts: the stream has described the table after it.
-    since, captured = max(told_at, (commands.place[0], -1)), history.captured
-    copied = history.copied(home, commands.description.relation_id, since)
+    since, captured = max(told_at, (commands.place[0], -1)), schemas.captured
+    copied = schemas.copied(home, commands.description.relation_id, since)
     if copied is not None and (previous is None or copied.place > told_at):
         previous, told_at = copied.relation, copied.place
     if previous is None:
         return None
-    told = captured.numbers_at(previous, since) or _copied_before(history.as_copied(home, previous, since))
+    told = captured.numbers_at(previous, since) or _copied_before(schemas.as_copied(home, previous, since))
     before = told or captured.numbers_until_next(previous, told_at)
     relation_id = commands.description.relation_id
     has_list = captured.has_list(relation_id, commands.place) if copied is None else not copied.is_whole

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Column
-    from spark_sink.changelog.history import SchemaVersion
+    from spark_sink.changelog.schema_history import SchemaVersion
     from spark_sink.schema.column_numbers import ColumnFacts
     from spark_sink.schema.table import Version
 

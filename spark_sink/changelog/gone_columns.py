@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.changelog.history import SchemaHistory
+    from spark_sink.changelog.schema_history import SchemaHistory
     from spark_sink.schema.table import Version
     from spark_sink.source.contents import Use
 
@@ -30,7 +30,7 @@ __all__ = ["find_gone"]
 
 
 def find_gone(
-    use: Use, before: Sequence[Version], columns: StructType, history: SchemaHistory, typed: Callable[[Relation], Relation]
+    use: Use, before: Sequence[Version], columns: StructType, schemas: SchemaHistory, typed: Callable[[Relation], Relation]
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return the names of the columns that are gone with ``use``, and of those that may be gone, but stay.
 
@@ -41,11 +41,11 @@ def find_gone(
     names = {field.name for field in present.values()}
     gone = gone_columns(before, use.end_lsn) - names
     owners: dict[str, set[tuple[int, int | None]]] = {}
-    for name, owner in _owners(use, before, columns, history, typed):
+    for name, owner in _owners(use, before, columns, schemas, typed):
         if name not in names and name not in gone:
             owners.setdefault(name, set()).add(owner)
-    if (told := history.captured.of_stream(relation, place)) is None:
-        here = history.version(relation.relation_id, place)
+    if (told := schemas.captured.of_stream(relation, place)) is None:
+        here = schemas.version(relation.relation_id, place)
         left = set() if here is None or here.facts is None else {fact.number for fact in here.facts}
         uncertain = [name for name, of_name in owners.items() if left.isdisjoint(number for _, number in of_name)]
         return tuple(sorted(gone)), sorted(uncertain)
@@ -67,7 +67,7 @@ def find_gone(
 
 
 def _owners(
-    use: Use, before: Sequence[Version], columns: StructType, history: SchemaHistory, typed: Callable[[Relation], Relation]
+    use: Use, before: Sequence[Version], columns: StructType, schemas: SchemaHistory, typed: Callable[[Relation], Relation]
 ) -> Iterator[tuple[str, tuple[int, int | None]]]:
     """Yield each column of the changelog that the table has had, with the table's OID and the number that the column had.
 
@@ -77,7 +77,7 @@ def _owners(
     for version in before:
         yield from ((name, (version.relation_id, number)) for number, name in version.snapshot if name in kept)
     for relation_id in dict.fromkeys([*(version.relation_id for version in before), use.relation.relation_id]):
-        for known in history.until(relation_id, use.place):
+        for known in schemas.until(relation_id, use.place):
             fields = find_columns(columns, typed(known.relation))
             for field, number in zip(fields, known.numbers, strict=True):
                 if field is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.changelog.history import SchemaVersion
+    from spark_sink.changelog.schema_history import SchemaVersion
     from spark_sink.schema.table import Version
 
 __all__ = ["Retyped", "retyped", "retyped_since_copy"]

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from cdcpipe.pgoutput.messages import Column, Relation
-    from spark_sink.changelog.history import SchemaHistory, SchemaVersion
     from spark_sink.changelog.retyped import Retyped
+    from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Use
@@ -61,7 +61,7 @@ _AGAIN: Final = "a column may have been dropped, and another one added with its 
 
 
 def insert_snapshot(
-    versions: Sequence[Version], snapshot: Version, history: SchemaHistory, columns: StructType, warehouse: Warehouse, table: Table
+    versions: Sequence[Version], snapshot: Version, schemas: SchemaHistory, columns: StructType, warehouse: Warehouse, table: Table
 ) -> list[Version]:
     """Return the versions with the version of a snapshot inserted. The stream may be past the snapshot already.
 
@@ -72,7 +72,7 @@ def insert_snapshot(
     following = found.index(snapshot) + 1
     if following < len(found) and found[following].relation_id == snapshot.relation_id:
         end = found[following + 1].place if following + 1 < len(found) else AFTER_ALL
-        version = history.description_of(found[following], end)
+        version = schemas.description_of(found[following], end)
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
             fills, _ = fills_after_snapshot(snapshot, version, columns)
@@ -100,7 +100,7 @@ class TableVersions:
     def __init__(
         self,
         warehouse: Warehouse,
-        history: SchemaHistory,
+        schemas: SchemaHistory,
         published: PublishedTables,
         keys: Mapping[str, Sequence[str]] | None = None,
         *,
@@ -110,7 +110,7 @@ class TableVersions:
         self._drops_columns = drops_columns
         self._kept: set[tuple[Table, str]] = set()
         """The columns of which a warning has said that they stay."""
-        self._history = history
+        self._schemas = schemas
         self._published = published
         self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
         self.names = Names()
@@ -143,7 +143,7 @@ class TableVersions:
             is_remade = bool(before_it) and before_it[-1].relation_id != use.relation.relation_id
             if is_remade:
                 self._check_new(table, use, before_it)
-            is_same = preceding is not None and preceding.relation == use.relation and self._history.step(use) is None
+            is_same = preceding is not None and preceding.relation == use.relation and self._schemas.step(use) is None
             fills = () if is_remade or is_same else self._fills(table, use, before_it, before, columns)
             key = self._key(table, use, before_it)
             relation = self._warehouse.typed(use.relation)
@@ -155,7 +155,7 @@ class TableVersions:
 
     def _check_new(self, table: Table, use: Use, known: Sequence[Version]) -> None:
         """Let the table be copied if it has come back to this name: then it is no new table, and has rows from before ``use``."""
-        servers = self._history.captured.servers
+        servers = self._schemas.captured.servers
         if any(each.relation_id == use.relation.relation_id and servers.is_one(each.place, use.place) for each in known):
             _logger.warning(
                 "table %s has its name again, which another table had meanwhile: the replica lacks rows. Repair: run --heal, or %s",
@@ -169,7 +169,7 @@ class TableVersions:
         if not self._drops_columns:
             fields = assign_columns(columns, self._warehouse.typed(use.relation))
             return tuple(sorted(gone_columns(before_it, use.end_lsn) - {field.name for field in fields}))
-        gone, uncertain = find_gone(use, before_it, columns, self._history, self._warehouse.typed)
+        gone, uncertain = find_gone(use, before_it, columns, self._schemas, self._warehouse.typed)
         new = [name for name in uncertain if (table, name) not in self._kept]
         if new:
             self._kept.update((table, name) for name in new)
@@ -191,13 +191,13 @@ class TableVersions:
             return key if set(key) <= names else ()
 
         place = use.place
-        captured = self._history.captured.primary_key(relation, place)
+        captured = self._schemas.captured.primary_key(relation, place)
         before = known[-1] if known and known[-1].relation_id == relation.relation_id else None
 
         def primary_key() -> tuple[str, ...]:
             if captured is not None and set(captured) <= names:
                 return captured
-            is_as_copied = before is not None and self._history.as_copied(table, relation, place) is not None
+            is_as_copied = before is not None and self._schemas.as_copied(table, relation, place) is not None
             if before is None or not (use.is_repeated or is_as_copied):
                 found = self._published.at(use.end_lsn).primary_key(relation)
                 if found is not None and set(found) <= names:
@@ -207,7 +207,7 @@ class TableVersions:
             return () if before is None else tuple(map(original_name, before.key))
 
         def identity() -> tuple[str, ...]:
-            captured = self._history.captured.identity(relation, place)
+            captured = self._schemas.captured.identity(relation, place)
             return self._published.at(use.end_lsn).identity(relation) if captured is None else captured
 
         if use.is_repeated and before is not None and is_key_told(relation):
@@ -223,10 +223,10 @@ class TableVersions:
 
         ``known`` are the versions so far.
         """
-        step, place = self._history.step(use), use.place
-        here = self._history.version(use.relation.relation_id, place)
+        step, place = self._schemas.step(use), use.place
+        here = self._schemas.version(use.relation.relation_id, place)
         is_after_snapshot = bool(known and known[-1].snapshot) and (step is None or known[-1].place > step[0].place)
-        is_after_snapshot = is_after_snapshot and self._history.captured.servers.is_one(known[-1].place, place)
+        is_after_snapshot = is_after_snapshot and self._schemas.captured.servers.is_one(known[-1].place, place)
         if is_after_snapshot and here is not None and here.place == place:
             # The earlier rows are those of the snapshot.
             self._name_reprinted(table, place, {number: type_id for number, _, type_id, _ in known[-1].described}, here)
@@ -238,7 +238,7 @@ class TableVersions:
             self._check_columns(then, _numbers_of(known[-1]), here)
             return _hide(self._warehouse, table, here, columns, fills, then, _columns_of(known[-1]))
         if step is None:
-            # The history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
+            # The schema history lacks the previous version: the table began with a snapshot, or an older cdcpipe wrote it.
             old = set() if before is None else set(before.names)
             fields = fields_by_name(columns, self._warehouse.typed(use.relation))
             new = [name for name, field in fields.items() if before and field.name not in old]
@@ -261,13 +261,13 @@ class TableVersions:
         self._name_retyped(table, place, retyped(previous, version, columns))
         self._name_reprinted(table, place, _type_ids(step[0]), step[1])
         # Compare by name: columns from under another name of the table, or from before a snapshot, need not be in the changelog.
-        earlier_versions = self._history.before(step[0])
+        earlier_versions = self._schemas.before(step[0])
         before_it = {column.name for each in earlier_versions for column in each.relation.columns}
         copied = {name for each in known for _, name in each.snapshot}
         shared = shared_names([*earlier_versions, *step], known)
         fills, unknown = fills_between(previous, version, columns, before_it | copied, shared)
         self._name(table, place, unknown)
-        is_uncertain = self._history.is_uncertain(table, previous, earlier_versions)
+        is_uncertain = self._schemas.is_uncertain(table, previous, earlier_versions)
         if (is_uncertain or (version.facts is None) != (previous.facts is None)) and looks(version.relation) == looks(
             previous.relation
         ):
@@ -369,17 +369,17 @@ def _columns_of(snapshot: Version) -> list[_Former]:
 
 
 def check_masked(
-    warehouse: Warehouse, history: SchemaHistory, table: Table, relation: Relation, columns: Mapping[int, str], lsn: int
+    warehouse: Warehouse, schemas: SchemaHistory, table: Table, relation: Relation, columns: Mapping[int, str], lsn: int
 ) -> None:
     """Raise InvalidArgumentsError if a copy as of ``lsn`` would show a column that was masked before: in the stream, or in a copy.
 
-    ``columns`` are the names of the table's columns in the copy, by their numbers. The history may have a description whose changes
-    were refused, because a column had left its mask. So this uses only descriptions whose changes the tables have. Those of another
-    server tell nothing: its OIDs and numbers mean other tables and columns.
+    ``columns`` are the names of the table's columns in the copy, by their numbers. The schema history may have a description
+    whose changes were refused, because a column had left its mask. So this uses only descriptions whose changes the tables
+    have. Those of another server tell nothing: its OIDs and numbers mean other tables and columns.
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
     until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), gaps.names(warehouse)
-    found = [each for each in history.until(relation.relation_id, until) if names.servers.is_one(each.place, place)]
+    found = [each for each in schemas.until(relation.relation_id, until) if names.servers.is_one(each.place, place)]
     for described in [each for each in found if each.facts is not None][-1:]:
         masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)
     copies = [each for each in warehouse.versions(table) if each.snapshot and each.relation_id == relation.relation_id]

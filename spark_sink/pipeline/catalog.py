@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.changelog.history import SchemaHistory
+    from spark_sink.changelog.schema_history import SchemaHistory
     from spark_sink.schema.names import Naming
 
 __all__ = ["CatalogDatabase", "check_options", "parse_database"]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from spark_sink.changelog.history import SchemaHistory
     from spark_sink.changelog.interface import Files
+    from spark_sink.changelog.schema_history import SchemaHistory
     from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.contents import Use

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from cdcpipe.background import Startable
 from cdcpipe.measures import Histogram
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.beginning import begin, finish_left

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from cdcpipe.masks import HASH
 from cdcpipe.types.names import format_built_in_type
 from spark_sink.changelog.ddl_log import DdlLog
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.changelog.unknown_rows import ALTER_TYPE, changes_texts
 from spark_sink.schema.casts import keeps_values
 from spark_sink.schema.published import PublishedTables
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from spark_sink.changelog.history import SchemaVersion
+    from spark_sink.changelog.schema_history import SchemaVersion
     from spark_sink.replica.pieces import Piece
     from spark_sink.schema.table import Table, Version
     from spark_sink.warehouse.warehouse import Warehouse
@@ -104,12 +104,12 @@ def _former_types(
 ) -> Mapping[int, Iterable[_Type]]:
     """Return the types that rows from before a copy have in its columns, by the columns' numbers. Those not known are missing."""
     copied = _copy_before(before, copy)
-    history = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
+    schemas = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
     # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes. All
     # of its descriptions count: one with another type of the key need not begin a version.
-    servers, of_table = history.captured.servers, [each for each in (*before, copy) if each.relation_id == copy.relation_id]
+    servers, of_table = schemas.captured.servers, [each for each in (*before, copy) if each.relation_id == copy.relation_id]
     asked = {min(servers.last_place(each.place), (copy.end_lsn, -1)) for each in of_table}
-    found = {each.place: each for place in asked for each in history.until(copy.relation_id, place)}
+    found = {each.place: each for place in asked for each in schemas.until(copy.relation_id, place)}
     told = [found[place] for place in sorted(found)]
     if copied is not None and copied.described:
         return types_told([each for each in told if each.place > copied.place], copy, copied)

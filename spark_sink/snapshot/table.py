@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from cdcpipe.error_texts import without_values
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import check_masked, insert_snapshot
 from spark_sink.client.exported import STOPPED, SnapshotError
@@ -110,9 +110,9 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
         masks.check_renamed((each.schema, each.name), own, names)
     masks.check_key(*own, names, plan.primary_key)
     if masks.rules:
-        history = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
+        schemas = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
         columns = dict(zip(plan.numbers, names, strict=True))
-        check_masked(copying.warehouse, history, table, plan.relation, columns, copying.position.lsn)
+        check_masked(copying.warehouse, schemas, table, plan.relation, columns, copying.position.lsn)
     selects = tuple(select_columns(plan.relation, masks.kinds(*own, names)))
     plan = replace(plan, relation=copying.warehouse.typed(plan.relation), selects=selects, described=plan.relation.columns)
     count = None
@@ -196,9 +196,9 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         begun.end()
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
-        history = SchemaHistory(spark, warehouse, PublishedTables(None))
+        schemas = SchemaHistory(spark, warehouse, PublishedTables(None))
         version = _version(copying, plan, columns, versions)
-        warehouse.write_versions(table, insert_snapshot(versions, version, history, columns, warehouse, table))
+        warehouse.write_versions(table, insert_snapshot(versions, version, schemas, columns, warehouse, table))
         changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)
         if warehouse.format.keeps_replicas:
             merge.remake(spark, warehouse, table, position)

@@ -27,7 +27,7 @@
     _cdcpipe/checkpoint/           Spark's checkpoint of the stream of segments (CHECKPOINT)
     changelog/NAME/                every change once (changelog/tables.py)
     changelog/_cdc_message/        every logical message once
-    changelog/_cdc_schema_history/ every version of a table's schema once (changelog/history.py)
+    changelog/_cdc_schema_history/ every version of a table's schema once (changelog/schema_history.py)
     changelog/_cdc_ddl/            every message of captured DDL once (changelog/ddl_log.py)
     replica/NAME/                  the current rows (replica/merge.py; only with Delta Lake, with Parquet a view)
     history/NAME/                  every version of the rows (replica/history_table.py; only with ``--history table``)

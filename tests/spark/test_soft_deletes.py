@@ -15,7 +15,7 @@ import spark_sink
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.changelog.ddl_log import DdlLog
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta

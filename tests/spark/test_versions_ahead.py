@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdcpipe.pgoutput.messages import Relation, Update
-from spark_sink.changelog.history import SchemaHistory
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.pipeline.known_tables import KnownTables
 from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.replica.as_of import read_as_of

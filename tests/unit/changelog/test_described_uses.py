@@ -7,7 +7,7 @@ import pytest
 
 from cdcpipe.pgoutput.messages import Relation
 from spark_sink.changelog.described_uses import add_described_uses
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.schema.column_numbers import looks, numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.names import Names, Naming

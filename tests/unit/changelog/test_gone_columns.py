@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from spark_sink.changelog.gone_columns import find_gone
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.table import Version, gone_columns

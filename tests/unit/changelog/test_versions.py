@@ -11,7 +11,7 @@ from cdcpipe.errors import InvalidArgumentsError, UnreachableError
 from cdcpipe.masks import KEY_VARIABLE
 from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.changelog.earlier_values import fills_between
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, check_masked, insert_snapshot
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions

@@ -10,8 +10,8 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 
 from cdcpipe.pgoutput.messages import UNCHANGED_TOAST, Insert, Update
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
-from spark_sink.changelog.history import SchemaHistory
 from spark_sink.changelog.interface import ChangelogState
+from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.delta import file_table
 from spark_sink.delta.log import TableLog
 from spark_sink.pipeline import micro_batch

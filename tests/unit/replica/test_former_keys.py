@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.replica import former_keys
 from spark_sink.replica.former_keys import is_hashed, types_told
 from spark_sink.schema.column_numbers import ColumnFacts

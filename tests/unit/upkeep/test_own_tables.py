@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_sink.changelog.ddl_log import DDL_SCHEMA
-from spark_sink.changelog.history import HISTORY_SCHEMA
+from spark_sink.changelog.schema_history import HISTORY_SCHEMA
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta

@@ -12,7 +12,7 @@ import pytest
 
 from cdcpipe.errors import InvalidArgumentsError
 from spark_sink.changelog.delta_changelogs import DeltaChangelogs
-from spark_sink.changelog.history import SchemaHistory, SchemaVersion
+from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.pipeline.known_tables import KnownTables
 from spark_sink.schema.column_numbers import ColumnFacts, looks
