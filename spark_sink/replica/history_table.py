@@ -2,7 +2,7 @@
 
 Each round takes the changes since the history's position, and commits once. The commit records the new position.
 
-- Ordinary changes touch a few rows: they end the current versions of these, and add new ones. small_history.py does this without
+- Ordinary changes touch a few rows: they end the current versions of these, and add new ones. ordinary_history.py does this without
   Spark, and leaves some of them to a MERGE.
 - Other changes touch all rows (TRUNCATE, a snapshot, another key, fills). Then the current versions are replaced. The versions that
   ended before stay as they are.
@@ -30,9 +30,9 @@ from spark_sink.delta import sql as delta
 from spark_sink.replica import reduction, row_keys
 from spark_sink.replica.ends import ends_all
 from spark_sink.replica.history import as_history, as_stored, first_known, history_schema, make_versions, own_names
+from spark_sink.replica.ordinary_history import merge_without_spark
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of
-from spark_sink.replica.small_history import merge_without_spark
 from spark_sink.schema.table import copies_until, has_key
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position

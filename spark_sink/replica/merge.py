@@ -3,7 +3,7 @@
 With Delta Lake, the new changes are reduced to one row per key and merged in one commit, which also records the position. So a
 commit that is made twice is skipped, and a deleted replica can be made again. There are three ways:
 
-- small_merge.py merges ordinary changes without Spark, and small_fill.py fills new columns of small replicas.
+- ordinary_merge.py merges ordinary changes without Spark, and ordinary_fill.py fills new columns of small replicas.
 - This module merges all others, by Spark's MERGE.
 - If earlier rows have to change, too, this module rewrites the replica (with replay.py).
 
@@ -55,10 +55,10 @@ from spark_sink.delta.file_table import columns_with_nulls
 from spark_sink.replica import reduction, row_keys
 from spark_sink.replica.checks import check_growth, keyed_changes
 from spark_sink.replica.layout import OPTIONAL, existing_rows, replica_properties
+from spark_sink.replica.ordinary_fill import fill_without_spark
+from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.pieces import cut_pieces
 from spark_sink.replica.replay import as_changes, changes_of, replay, replay_all, with_former, without_unneeded
-from spark_sink.replica.small_fill import fill_without_spark
-from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import copies_until, gone_columns, key_lost_at
 from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.spark.jobs import Jobs

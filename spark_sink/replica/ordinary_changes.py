@@ -1,4 +1,4 @@
-"""Reads the changes that small_merge.py and small_history.py merge, from a changelog's files. No Spark.
+"""Reads the changes that ordinary_merge.py and ordinary_history.py merge, from a changelog's files. No Spark.
 
     def merge(ranges):
         for keys in ranges:

@@ -14,7 +14,7 @@ from spark_sink.delta.log import TableLog
 from spark_sink.replica import history_table, merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.history import read_history
-from spark_sink.replica.small_history import merge_without_spark
+from spark_sink.replica.ordinary_history import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.spark.sql import quote
 from spark_sink.staging.log import Position

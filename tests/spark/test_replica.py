@@ -342,8 +342,8 @@ def test_rows_that_came_without_a_change_are_named(
 @pytest.mark.parametrize(
     ("m", "killed_in", "reached"),
     [
-        (None, "small_merge.check_growth", 10),
-        (None, "small_merge.Rewrite.commit", 10),
+        (None, "ordinary_merge.check_growth", 10),
+        (None, "ordinary_merge.Rewrite.commit", 10),
         (MATRIX, "merge._run_merge", 10),
         (MATRIX, "merge.check_growth", 20),
     ],

@@ -24,8 +24,8 @@ from spark_sink.pipeline import fit
 from spark_sink.pipeline.fit import begin_keeping_deleted
 from spark_sink.replica import merge
 from spark_sink.replica.layout import existing_rows
+from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.replay import replay_all, without_unneeded
-from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Version
 from spark_sink.source.contents import Contents, Use

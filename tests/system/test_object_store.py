@@ -30,8 +30,8 @@ from spark_sink.delta.log import TableLog, read_table
 from spark_sink.files import places
 from spark_sink.files.parquet import FileWriter, Layout, WrittenFile
 from spark_sink.files.places import StorageError, place
+from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.pieces import Piece
-from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position

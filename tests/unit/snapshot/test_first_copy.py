@@ -17,7 +17,7 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta.log import TableLog
 from spark_sink.replica import history_table, merge
 from spark_sink.replica.history import history_schema
-from spark_sink.replica.small_history import merge_without_spark
+from spark_sink.replica.ordinary_history import merge_without_spark
 from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.snapshot.plan import StaleSnapshotError, TablePlan

@@ -7,7 +7,7 @@ the changes from the changelog's files (ordinary_changes.py), makes the versions
 A version that ends is removed and added again with its end. So the history gets one new file in a round.
 
 For unusual changes `merge_without_spark` writes no rows and returns False; Spark does the merge (history_table.py). Those that
-small_merge.py leaves to Spark are unusual here, too. So are
+ordinary_merge.py leaves to Spark are unusual here, too. So are
 
 - a TRUNCATE: it ends all current versions;
 - changes after which the history knows another snapshot, or has changes to take back. A new history may begin with a snapshot;

@@ -17,9 +17,9 @@ from spark_sink.delta.log import TableLog, commit_path, read_table
 from spark_sink.delta.rows import read_columns
 from spark_sink.files import places
 from spark_sink.replica import merge
+from spark_sink.replica.ordinary_fill import fill_without_spark
+from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.pieces import Piece
-from spark_sink.replica.small_fill import fill_without_spark
-from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
 from spark_sink.upkeep import upkeep
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class House:
-    """A warehouse with one table, and the results of its small merges."""
+    """A warehouse with one table, and the results of its merges without Spark."""
 
     spark: Any
     warehouse: Warehouse
@@ -124,8 +124,8 @@ def test_random_changes(house: House, monkeypatch: pytest.MonkeyPatch, small_byt
 
 
 def test_tables_that_spark_has_written(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark has made, merged and checkpointed the replica, with its own deletion vectors. Small merges continue it, and then Spark
-    again.
+    """Spark has made, merged and checkpointed the replica, with its own deletion vectors. Merges without Spark continue it, and
+    then Spark again.
     """
     monkeypatch.setattr(rewrite, "_SMALL_BYTES", 0)
     source = filled(house, 5, 40)
@@ -474,7 +474,7 @@ def test_files_that_have_none_of_the_keys(house: House, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("stats", ['{"numRecords": 3, "minValues": null}', "[]"], ids=["TypeError", "AttributeError"])
 def test_unknown_features_are_left_to_spark(house: House, stats: str) -> None:
-    """Any feature of the table that the small merge does not know."""
+    """Any feature of the table that the merge without Spark does not know."""
     source = filled(house, 1, 3)
     assert house.apply(source.lsn)
     log = TableLog(house.replica).refresh()

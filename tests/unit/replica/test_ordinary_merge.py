@@ -11,11 +11,11 @@ import pytest
 
 from spark_sink.delta import rewrite
 from spark_sink.delta.log import TableLog
-from spark_sink.replica import ordinary_changes, small_merge
+from spark_sink.replica import ordinary_changes, ordinary_merge
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError
+from spark_sink.replica.ordinary_fill import fill_without_spark
+from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.pieces import Piece
-from spark_sink.replica.small_fill import fill_without_spark
-from spark_sink.replica.small_merge import merge_without_spark
 from spark_sink.schema.table import Fill, Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.warehouse import Warehouse
@@ -158,7 +158,7 @@ def test_an_unusual_change_in_a_later_range_leaves_nothing_behind(tmp_path: Path
         source.update(key)
     source.commit()
     house.add(source, start)
-    reduce, calls = small_merge._reduce, []
+    reduce, calls = ordinary_merge._reduce, []
 
     def fails_later(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -167,7 +167,7 @@ def test_an_unusual_change_in_a_later_range_leaves_nothing_behind(tmp_path: Path
         return reduce(*arguments, **options)
 
     with in_ranges(monkeypatch), monkeypatch.context() as patched:
-        patched.setattr(small_merge, "_reduce", fails_later)
+        patched.setattr(ordinary_merge, "_reduce", fails_later)
         assert not house.merge(source.lsn)
     assert len(calls) == 3
     assert (rows_of(house.replica), sorted(house.replica.rglob("*"))) == before

@@ -16,7 +16,7 @@ from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
 from spark_sink.delta.rows import statistics
 from spark_sink.replica.history import history_schema
-from spark_sink.replica.small_history import merge_without_spark
+from spark_sink.replica.ordinary_history import merge_without_spark
 from spark_sink.schema.table import Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Position
