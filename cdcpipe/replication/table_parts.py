@@ -1,6 +1,6 @@
 """Facts from which one sees that a table's rows have changed without a change in the stream.
 
-`table_parts` asks for them now; who compares two answers (spark_sink/snapshot/publication.py) finds
+`table_parts` asks for them now; who compares two answers (spark_sink/snapshot/two_looks.py) finds
 
 - a table that has come into a publication, or has left it and come back: other objects publish it (``published_by``);
 - a table some of whose changes were not published for a while (``operations``);

@@ -33,7 +33,7 @@ from spark_sink.replica import merge
 from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.types import METADATA_PREFIX
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse import landed_snapshots, wanted_copies
 from spark_sink.warehouse.warehouse import Warehouse
@@ -52,7 +52,7 @@ SETTINGS = {"max_prepared_transactions": "20"}
 _SLOT = "ddl"
 _PATIENCE_S = 600.0
 _MADE_ANEW = ("the server has another table of this name", "the warehouse has no such table")
-_NEEDLESS = {publication.REPLACED, publication.REWRITTEN, merge.INTERRUPTED}
+_NEEDLESS = {two_looks.REPLACED, two_looks.REWRITTEN, merge.INTERRUPTED}
 """Reasons for copies that say nothing of captured DDL: those of the looks at the catalog, which does not know it, and of a kill."""
 _STEPS = [
     (file_table, "_write"),

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Row, SparkSession
 
+    from spark_sink.schema.catalog_answers import CatalogAnswers
     from spark_sink.schema.ddl import Descriptions
     from spark_sink.schema.names import Names
-    from spark_sink.schema.published import PublishedTables
     from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Contents, Use
     from spark_sink.source.ddl import Ddl
@@ -106,10 +106,10 @@ _V = TypeVar("_V", SchemaVersion, "Version")
 class SchemaHistory:
     """Reads and writes the history of one warehouse."""
 
-    def __init__(self, spark: SparkSession, warehouse: Warehouse, published: PublishedTables) -> None:
+    def __init__(self, spark: SparkSession, warehouse: Warehouse, answers: CatalogAnswers) -> None:
         self._warehouse = warehouse
         self._changelogs = changelogs_of(spark, warehouse)
-        self._published = published
+        self._answers = answers
         self._ddl = DdlLog(spark, warehouse)
         self._state: ChangelogState | None = None
         self._versions: dict[int, list[SchemaVersion]] | None = None
@@ -139,7 +139,7 @@ class SchemaHistory:
 
         ``fields_of`` returns the changelog's columns for the columns of a relation; None for a relation that the changelog lacks.
         """
-        self._published.begin_batch()
+        self._answers.begin_batch()
         before, versions = self._load(), dict[int, list[SchemaVersion]]()
         done_lsn = 0 if self._state is None else self._state.lsn
         uses = [(use, table) for table, found in contents.items() for use in found.uses if use.end_lsn > done_lsn]
@@ -208,7 +208,7 @@ class SchemaHistory:
             return None
         for described in self._of_server(self._load().get(versions[-1].relation_id, []), versions[-1].place)[-1:]:
             return described.relation
-        return self._published.at(versions[-1].end_lsn).relation(versions[-1].relation_id)
+        return self._answers.at(versions[-1].end_lsn).relation(versions[-1].relation_id)
 
     def copied(self, table: Table, relation_id: int, place: Place) -> SchemaVersion | None:
         """Return the table as its last snapshot up to ``place`` has found it; None if there is none.
@@ -285,7 +285,7 @@ class SchemaHistory:
             return False, None
         if self.as_copied(table, use.relation, place) is not None:
             return False, None
-        catalog = self._published.at(use.end_lsn).columns(use.relation, is_of_now=True)
+        catalog = self._answers.at(use.end_lsn).columns(use.relation, is_of_now=True)
         facts = numbered(use.relation, catalog, (last.relation, last.facts))
         is_other = facts is None or _has_other_columns(facts, last.facts) or self.is_uncertain(table, last, known[:-1])
         return bool(catalog) and is_other, None
@@ -331,7 +331,7 @@ class SchemaHistory:
         if copied is not None and (previous is None or previous.place < copied.place):
             previous = copied
         before = None if previous is None or previous.facts is None else (previous.relation, previous.facts)
-        return numbered(use.relation, self._published.at(use.end_lsn).columns(use.relation), before)
+        return numbered(use.relation, self._answers.at(use.end_lsn).columns(use.relation), before)
 
     def _load(self) -> dict[int, list[SchemaVersion]]:
         """Return the versions of every relation, in order. They are read once."""

@@ -26,11 +26,11 @@ from spark_sink.changelog.earlier_values import fills_after_snapshot, fills_betw
 from spark_sink.changelog.gone_columns import find_gone
 from spark_sink.changelog.retyped import retyped, retyped_since_copy
 from spark_sink.schema.casts import is_printed_otherwise
+from spark_sink.schema.catalog_answers import is_key_told
 from spark_sink.schema.column_numbers import looks
 from spark_sink.schema.keys import identifying_columns, marked, version_of
 from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
-from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import AFTER_ALL, Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, fields_by_name, original_name, plain_name
 from spark_sink.warehouse import gaps
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cdcpipe.pgoutput.messages import Column, Relation
     from spark_sink.changelog.retyped import Retyped
     from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
-    from spark_sink.schema.published import PublishedTables
+    from spark_sink.schema.catalog_answers import CatalogAnswers
     from spark_sink.schema.table import Place, Version
     from spark_sink.source.contents import Use
     from spark_sink.warehouse.warehouse import Warehouse
@@ -101,7 +101,7 @@ class TableVersions:
         self,
         warehouse: Warehouse,
         schemas: SchemaHistory,
-        published: PublishedTables,
+        answers: CatalogAnswers,
         keys: Mapping[str, Sequence[str]] | None = None,
         *,
         drops_columns: bool = False,
@@ -111,7 +111,7 @@ class TableVersions:
         self._kept: set[tuple[Table, str]] = set()
         """The columns of which a warning has said that they stay."""
         self._schemas = schemas
-        self._published = published
+        self._answers = answers
         self._keys = {name: tuple(columns) for name, columns in (keys or {}).items()}
         self.names = Names()
         """The names of the tables, in the last micro-batch."""
@@ -199,7 +199,7 @@ class TableVersions:
                 return captured
             is_as_copied = before is not None and self._schemas.as_copied(table, relation, place) is not None
             if before is None or not (use.is_repeated or is_as_copied):
-                found = self._published.at(use.end_lsn).primary_key(relation)
+                found = self._answers.at(use.end_lsn).primary_key(relation)
                 if found is not None and set(found) <= names:
                     return found
                 # The table does not exist any more, its server is not there, or its key has columns that these changes lack.
@@ -208,7 +208,7 @@ class TableVersions:
 
         def identity() -> tuple[str, ...]:
             captured = self._schemas.captured.identity(relation, place)
-            return self._published.at(use.end_lsn).identity(relation) if captured is None else captured
+            return self._answers.at(use.end_lsn).identity(relation) if captured is None else captured
 
         if use.is_repeated and before is not None and is_key_told(relation):
             former = tuple(map(original_name, before.key))

@@ -30,7 +30,7 @@ from spark_sink.staging.log import (
     log_end,
     passing_lsn,
 )
-from spark_sink.warehouse import gaps, published_tables, purged_changes
+from spark_sink.warehouse import gaps, last_look, purged_changes
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
@@ -257,7 +257,7 @@ def record_epochs(warehouse: Warehouse, staging: Path) -> None:
     """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it."""
     epochs = list_epochs(staging)
     warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
-    published_tables.follow(warehouse, epochs)
+    last_look.follow(warehouse, epochs)
     gaps.record(warehouse, epochs)
 
 

@@ -1,6 +1,6 @@
 """What a pipeline knows of the tables from one micro-batch to the next: their state and names, and which warnings it has logged.
 
-tables = KnownTables(spark, warehouse, schemas, published)
+tables = KnownTables(spark, warehouse, schemas, answers)
 tables.open([table])                # reads the state of a table that is not known yet
 tables[table].versions
 tables.forget()                     # another writer may have changed the tables
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from spark_sink.changelog.interface import Files
     from spark_sink.changelog.schema_history import SchemaHistory
-    from spark_sink.schema.published import PublishedTables
+    from spark_sink.schema.catalog_answers import CatalogAnswers
     from spark_sink.schema.table import Place, Table, Version
     from spark_sink.source.contents import Use
     from spark_sink.source.ddl import Ddl
@@ -97,7 +97,7 @@ class KnownTables:
         spark: SparkSession,
         warehouse: Warehouse,
         schemas: SchemaHistory,
-        published: PublishedTables,
+        answers: CatalogAnswers,
         keys: Mapping[str, Sequence[str]] | None = None,
         keyless_named: Iterable[str] = (),
         *,
@@ -108,8 +108,8 @@ class KnownTables:
         self.warehouse = warehouse
         self.changelogs = changelogs_of(spark, warehouse)
         self.schemas = schemas
-        self.published = published
-        self.versions = TableVersions(warehouse, schemas, published, keys, drops_columns=drops_columns)
+        self.answers = answers
+        self.versions = TableVersions(warehouse, schemas, answers, keys, drops_columns=drops_columns)
         self.is_following = is_following
         self.exact_counts: Counter[tuple[Table, str]] = Counter()
         """For each column, how many values since the start are text in ``_cdc_exact`` because the column's type can't hold them."""
@@ -130,7 +130,7 @@ class KnownTables:
     def read_names(self) -> None:
         """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
         self.versions.names = gaps.record_names(self.warehouse)
-        self.published.end_at(self.names.servers)
+        self.answers.end_at(self.names.servers)
         self.schemas.read_gaps()
 
     def begin(self) -> None:

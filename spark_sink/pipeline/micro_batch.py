@@ -1,6 +1,6 @@
 """One micro-batch: writes a range of the staging log to the changelogs.
 
-    tables = KnownTables(spark, warehouse, schemas, published)     # known_tables.py; kept from one micro-batch to the next
+    tables = KnownTables(spark, warehouse, schemas, answers)     # known_tables.py; kept from one micro-batch to the next
     batch = MicroBatch(tables, segments)
     batch.append()                                                 # the caller holds the right to append (warehouse/lock.py)
 
@@ -31,8 +31,8 @@ from spark_sink.changelog.unknown_rows import tables_with_unknown_rows
 from spark_sink.changelog.writer import Target
 from spark_sink.delta.file_table import ChangedError
 from spark_sink.files import places
+from spark_sink.schema.catalog_answers import is_key_told
 from spark_sink.schema.keys import keyed_until_dropped, marked
-from spark_sink.schema.published import is_key_told
 from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import MESSAGE_SCHEMA, assign_columns, merge_columns, typed_schema
 from spark_sink.source.contents import Contents, find
@@ -264,10 +264,10 @@ class MicroBatch:
             masks.check_there(*own, columns)
             # The server describes a table again before the first change of a partition that was attached.
             if (is_new or not use.is_repeated) and masks.may_name(*own, columns):
-                names, published = self._former_names, tables.published.at(use.end_lsn)
-                parts = () if use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn) else published.parts(relation)
+                names, answers = self._former_names, tables.answers.at(use.end_lsn)
+                parts = () if use.is_repeated or names.is_plain(relation.relation_id, use.end_lsn) else answers.parts(relation)
                 former |= names.of(relation.relation_id, use.end_lsn, parts, is_new=is_new)
-                former |= published.parents(relation)
+                former |= answers.parents(relation)
             for each in sorted(former):
                 masks.check_renamed((each.schema, each.name), own, columns)
 

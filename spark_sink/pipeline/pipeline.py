@@ -41,7 +41,7 @@ from spark_sink.pipeline.pace import BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
-from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
 from spark_sink.source.offsets import is_recorded, make_durable, micro_batch
@@ -137,10 +137,10 @@ class Pipeline(Startable):
         session.check_reach(spark, self.warehouse.root)
         local_root = self.warehouse.local_root(self.staging)
         self.checkpoint = local_root / CHECKPOINT if checkpoint is None else local_directory(checkpoint, "the checkpoint")
-        published = PublishedTables(describe)
-        schemas = SchemaHistory(spark, self.warehouse, published)
+        answers = CatalogAnswers(describe)
+        schemas = SchemaHistory(spark, self.warehouse, answers)
         choices = {"drops_columns": drops_columns, "is_following": follows_renames}
-        self._tables = KnownTables(spark, self.warehouse, schemas, published, keys, keyless_named, **choices)
+        self._tables = KnownTables(spark, self.warehouse, schemas, answers, keys, keyless_named, **choices)
         self._max_bytes_per_trigger = max_bytes_per_trigger
         self._pace = Pace(trigger_interval_s)
         self._staging_shared = staging_shared

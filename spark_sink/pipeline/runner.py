@@ -37,7 +37,7 @@ from spark_sink.pipeline.failures import stopped_elsewhere
 from spark_sink.pipeline.parts import make_healer, make_pipeline, make_session, make_upkeep
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.schema.types import INEXACT_MESSAGE
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.catalog_look import want_deleted
 from spark_sink.snapshot.copy import Snapshot
 from spark_sink.snapshot.gap import GapSnapshot, in_words
@@ -219,7 +219,7 @@ class Runner(Background):
         self._name_keyless(self.launcher.prepared)
         check_new(self._warehouse, self.launcher.prepared.tables)
         try:
-            publication.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
+            two_looks.begin(self._warehouse, config.launcher, self.launcher.prepared, self._stopping.is_set)
         except InterruptedError:
             self._check_stopping()
         self._snapshot.give_up()

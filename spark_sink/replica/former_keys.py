@@ -20,7 +20,7 @@ from spark_sink.changelog.ddl_log import DdlLog
 from spark_sink.changelog.schema_history import SchemaHistory
 from spark_sink.changelog.unknown_rows import ALTER_TYPE, changes_texts
 from spark_sink.schema.casts import keeps_values
-from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.reached import reached_lsn
@@ -104,7 +104,7 @@ def _former_types(
 ) -> Mapping[int, Iterable[_Type]]:
     """Return the types that rows from before a copy have in its columns, by the columns' numbers. Those not known are missing."""
     copied = _copy_before(before, copy)
-    schemas = SchemaHistory(changes.sparkSession, warehouse, PublishedTables(None))
+    schemas = SchemaHistory(changes.sparkSession, warehouse, CatalogAnswers(None))
     # What a row from before looked like is a question to the server from which it came: the copy's may have lost these changes. All
     # of its descriptions count: one with another type of the key need not begin a version.
     servers, of_table = schemas.captured.servers, [each for each in (*before, copy) if each.relation_id == copy.relation_id]

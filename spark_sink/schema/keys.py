@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.schema.published import is_key_told
+from spark_sink.schema.catalog_answers import is_key_told
 from spark_sink.schema.table import Version, gone_columns
 from spark_sink.schema.types import base_names, fields_by_name
 

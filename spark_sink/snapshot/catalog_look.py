@@ -2,7 +2,7 @@
 
     CatalogLook(config, warehouse).look(is_stopping)
 
-publication.py compares two looks. `wanted_copies` has the tables that wait; the healer copies them.
+two_looks.py compares two looks. `wanted_copies` has the tables that wait; the healer copies them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.publishing import own
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import list_epochs
 from spark_sink.staging.same_source import is_elsewhere
-from spark_sink.warehouse import gaps, published_tables, wanted_copies
+from spark_sink.warehouse import gaps, last_look, wanted_copies
 from spark_sink.warehouse.former_names import carried
-from spark_sink.warehouse.published_tables import SeenTable
+from spark_sink.warehouse.last_look import SeenTable
 from spark_sink.warehouse.reached import reached_lsn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_sink.client.prepare import Prepared
     from spark_sink.launcher.config import LauncherConfig
     from spark_sink.schema.table import Table
-    from spark_sink.warehouse.published_tables import Seen
+    from spark_sink.warehouse.last_look import Seen
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["CatalogLook", "look_before_copies", "want_deleted"]
@@ -43,7 +43,7 @@ def want_deleted(house: Warehouse) -> None:
 
     Call this before changes make these tables anew, without their earlier rows.
     """
-    for table, since_lsn, reason in publication.deleted(published_tables.read(house), Homes(house)):
+    for table, since_lsn, reason in two_looks.deleted(last_look.read(house), Homes(house)):
         wanted_copies.want(house, table, since_lsn, reason)
 
 
@@ -86,7 +86,7 @@ class CatalogLook:
         """
         self.failure = None
         try:
-            found = publication.look(self._config, is_stopping)
+            found = two_looks.look(self._config, is_stopping)
         except InterruptedError:
             return False
         except CdcpipeError as ex:
@@ -100,26 +100,26 @@ class CatalogLook:
             _logger.info("cannot look at the catalog for new tables, trying again: %s", self.failure)
             return False
         found.check_left_out(self._config)
-        before, homes = published_tables.follow(house, epochs), Homes(house)
-        kept = publication.undecided(before, found, homes)
+        before, homes = last_look.follow(house, epochs), Homes(house)
+        kept = two_looks.undecided(before, found, homes)
         is_at_it = gaps.is_at_server_of_now(house, epochs)
         # This look has the tables of the publications that it asked for, perhaps before the launcher asks for them again.
         left_out = before.left_out.intersection(self._config.publications) if before is not None else frozenset[str]()
-        looked = replace(publication.seen(found, kept, homes), epoch=epochs[-1].number if epochs else 0, left_out=left_out)
+        looked = replace(two_looks.seen(found, kept, homes), epoch=epochs[-1].number if epochs else 0, left_out=left_out)
         now = carried(before, looked, house.masks, is_at_server_of_now=is_at_it)
-        for table, since_lsn, reason in publication.compare(before, found, self._is_keyed, homes, kept):
-            if self._copies_new or reason != publication.CAME:
+        for table, since_lsn, reason in two_looks.compare(before, found, self._is_keyed, homes, kept):
+            if self._copies_new or reason != two_looks.CAME:
                 wanted_copies.want(house, table, since_lsn, reason)
         if before is not None and before.system_id == found.system_id and is_at_it:
             self._want_renamed(before, now, homes)
-        for table, name in publication.gone(before, found, homes, kept).items():
+        for table, name in two_looks.gone(before, found, homes, kept).items():
             if name is None:
                 _logger.warning("table %s is not published any more: its tables get no changes from now on", table)
             else:
                 apart = f"table {table} is published as {name} now, in tables of its own"
                 _logger.warning("%s: the tables of %s get no changes from now on", apart, table)
         if before != now:
-            published_tables.write(house, now)
+            last_look.write(house, now)
         self._tell_keyed(found)
         known = {homes.table(each.relation_id, each.table) for each in now.tables.values()}
         for each in wanted_copies.waiting(house):

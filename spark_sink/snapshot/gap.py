@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.units import counted
 from spark_sink.client.prepare import look_up
 from spark_sink.schema.table import Table
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot, when_back
 from spark_sink.snapshot.homes import Homes
@@ -63,7 +63,7 @@ class GapSnapshot(Snapshot):
     def record_if_healed(self, published: Iterable[Mapping[str, Any]]) -> bool:
         """Record that the gap is healed if every published table was copied since. Return False if one has to be copied."""
         if self._gap_end_lsn:
-            homes, wanted = Homes(self.warehouse), publication.published(published)
+            homes, wanted = Homes(self.warehouse), two_looks.published(published)
             tables = (homes.table(int(each["relation_id"]), Table(str(each["schema"]), str(each["name"]))) for each in wanted)
             if any(map(self._lacks, tables)):
                 return False

@@ -38,7 +38,7 @@ from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark import session
-from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, last_look, wanted_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -245,7 +245,7 @@ class Healer:
 
     def _are_new(self, tables: Sequence[Table]) -> bool:
         """Tell whether some of these tables are new since the last look. A look after their copy would have them copied again."""
-        seen = published_tables.read(self._warehouse) if tables else None
+        seen = last_look.read(self._warehouse) if tables else None
         if seen is None:
             return False
         homes = Homes(self._warehouse)

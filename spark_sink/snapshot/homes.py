@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cdcpipe.pgoutput.messages import Relation
-    from spark_sink.warehouse.published_tables import SeenTable
+    from spark_sink.warehouse.last_look import SeenTable
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["Homes"]

@@ -32,12 +32,12 @@ from spark_sink.client.prepare import slot_exists
 from spark_sink.files.local import NEWER
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table, copies_until
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.catalog_look import look_before_copies
 from spark_sink.snapshot.copy import CHUNK_BYTES, Snapshot
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.log import former_system_ids, has_log, list_epochs
-from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse import landed_snapshots, last_look, wanted_copies
 from spark_sink.warehouse.belonging import fed_tables, goes_back_to, record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.gaps import is_copied_since
@@ -128,10 +128,10 @@ class InitialSnapshot(Snapshot):
 
         The tables that it has not copied wait for a copy.
         """
-        if self._mode != "never" or not is_unfinished(self.warehouse) or published_tables.read(self.warehouse) is None:
+        if self._mode != "never" or not is_unfinished(self.warehouse) or last_look.read(self.warehouse) is None:
             return
         _logger.warning("the initial snapshot is given up: tables that are not copied have only their changes, and wait for a copy")
-        self._want_missing(publication.NOT_COPIED)
+        self._want_missing(two_looks.NOT_COPIED)
         self._note(is_complete=True)
         self._drop_left()
 
@@ -174,7 +174,7 @@ class InitialSnapshot(Snapshot):
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Take care that no look from before the snapshot lacks tables that it copies: the next look would take them for new."""
-        if self.warehouse.exists and has_log(self.config.staging) and published_tables.read(self.warehouse) is not None:
+        if self.warehouse.exists and has_log(self.config.staging) and last_look.read(self.warehouse) is not None:
             look_before_copies(self.config, self.warehouse, is_stopping)
         export = super()._take(is_stopping)
         if export.is_left_over and not goes_back_to(self.config.staging, export.consistent_point):
@@ -185,7 +185,7 @@ class InitialSnapshot(Snapshot):
         if not self.warehouse.exists:
             # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
             # a run with --available-now copies without its launcher, which had the other lock.
-            published_tables.forget(self.warehouse)
+            last_look.forget(self.warehouse)
         return export
 
     def _record_begin(self) -> None:
@@ -217,7 +217,7 @@ class InitialSnapshot(Snapshot):
 
         The first look comes after the snapshot, so it may have recorded them as known.
         """
-        seen = published_tables.read(self.warehouse)
+        seen = last_look.read(self.warehouse)
         known = {} if seen is None else dict(seen.tables)
         for table in tables:
             then = known.get(table.relation.relation_id)
@@ -226,20 +226,20 @@ class InitialSnapshot(Snapshot):
                 parts = {chunk.relation_id: then.parts.get(chunk.relation_id, (chunk.file, "")) for chunk in table.chunks}
                 known[then.relation_id] = replace(then, parts=parts)
         if seen is not None and known != seen.tables:
-            published_tables.write(self.warehouse, replace(seen, tables=known))
+            last_look.write(self.warehouse, replace(seen, tables=known))
 
     def _finish(self) -> None:
         self._want_missing()
         self._note(is_complete=True)
 
-    def _want_missing(self, came: str = publication.CAME) -> None:
+    def _want_missing(self, came: str = two_looks.CAME) -> None:
         """Have the tables copied that this snapshot does not have. Recorded before the end, so that a kill can't lose it.
 
         They came into the publication after it was taken, or they had changes before a run was asked for it. Tables that came after
         the last look at the catalog are found by the next look. So are those that may have been renamed, once the stream has told.
         ``came`` is why a table without changes waits.
         """
-        seen, homes = published_tables.read(self.warehouse), Homes(self.warehouse)
+        seen, homes = last_look.read(self.warehouse), Homes(self.warehouse)
         if seen is None:
             return
         known = dict(seen.tables)
@@ -249,10 +249,10 @@ class InitialSnapshot(Snapshot):
             if not has_changelog and not homes.is_certain(each.relation_id, each.table):
                 known[each.relation_id] = replace(each, undecided_lsn=each.undecided_lsn or seen.lsn)
             elif not self._is_copied(table):
-                why = publication.NOT_COPIED if has_changelog else came
+                why = two_looks.NOT_COPIED if has_changelog else came
                 wanted_copies.want(self.warehouse, table, seen.lsn, why)
         if known != seen.tables:
-            published_tables.write(self.warehouse, replace(seen, tables=known))
+            last_look.write(self.warehouse, replace(seen, tables=known))
 
     def _is_copied(self, table: Table) -> bool:
         """Tell whether the table has a copy, if only a first one that was killed after its changelog was there.

@@ -34,8 +34,8 @@ from spark_sink.client.exported import STOPPED, SnapshotError
 from spark_sink.files import places
 from spark_sink.replica import merge
 from spark_sink.replica.layout import replica_properties
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.keys import identifying_columns, version_of
-from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.types import (
     INEXACT_MESSAGE,
     assign_columns,
@@ -110,7 +110,7 @@ def copy_table(copying: Copying, plan: TablePlan, table: Table) -> int:
         masks.check_renamed((each.schema, each.name), own, names)
     masks.check_key(*own, names, plan.primary_key)
     if masks.rules:
-        schemas = SchemaHistory(copying.spark, copying.warehouse, PublishedTables(None))
+        schemas = SchemaHistory(copying.spark, copying.warehouse, CatalogAnswers(None))
         columns = dict(zip(plan.numbers, names, strict=True))
         check_masked(copying.warehouse, schemas, table, plan.relation, columns, copying.position.lsn)
     selects = tuple(select_columns(plan.relation, masks.kinds(*own, names)))
@@ -196,7 +196,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         begun.end()
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
-        schemas = SchemaHistory(spark, warehouse, PublishedTables(None))
+        schemas = SchemaHistory(spark, warehouse, CatalogAnswers(None))
         version = _version(copying, plan, columns, versions)
         warehouse.write_versions(table, insert_snapshot(versions, version, schemas, columns, warehouse, table))
         changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)

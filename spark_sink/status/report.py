@@ -22,7 +22,7 @@ from spark_sink.staging.lock import lock_owner, read_owner
 from spark_sink.staging.log import Position, epoch_directory, read_chain, removed_position
 from spark_sink.staging.readers import read_readers
 from spark_sink.status import ladder
-from spark_sink.warehouse import dropped_tables, gaps, published_tables, purged_changes, wanted_copies
+from spark_sink.warehouse import dropped_tables, gaps, last_look, purged_changes, wanted_copies
 from spark_sink.warehouse.belonging import check_log_of_tables
 from spark_sink.warehouse.gaps import TablesGap
 from spark_sink.warehouse.quiet import quiet_until
@@ -163,7 +163,7 @@ class Tables:
         versions = map_reads(self.house.versions, tables, root)
         self._tables = {str(table): table for table in tables}
         self._versions = {str(table): found for table, found in zip(tables, versions, strict=True)}
-        self._unpublished = published_tables.unpublished(self.house, dict(zip(tables, versions, strict=True)))
+        self._unpublished = last_look.unpublished(self.house, dict(zip(tables, versions, strict=True)))
         if self.house.changelog(MESSAGES).is_dir():
             tables.append(MESSAGES)
         position = self.house.source().position

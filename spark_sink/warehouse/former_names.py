@@ -5,7 +5,7 @@
 
 Rows are in relations: a table, or the leaves of a partitioned one. They come under another name if the table is renamed, if a
 partition is attached or detached, or if a publication publishes partitions as their root, or no longer does. So the record of the
-published tables (published_tables.py) knows for each relation the names under which a mask was meant for its rows.
+published tables (last_look.py) knows for each relation the names under which a mask was meant for its rows.
 
 Behind a gap of the log to another server the OIDs from before it are those of other tables. There a table is known by its name. The
 tables may still get changes from before the gap when the catalog of the other server has been looked at. So the record keeps the
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from spark_sink.schema.table import AFTER_ALL
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.published_tables import Seen, SeenTable, read
+from spark_sink.warehouse.last_look import Seen, SeenTable, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@
     _cdcpipe/snapshots/NAME.json   a snapshot of the table that is being landed (landed_snapshots.py)
     _cdcpipe/masks.json            the masked columns, and the masks before (warehouse/mask_settings.py)
     _cdcpipe/gaps.json             the gaps of the log, and whether the tables were copied since (warehouse/gaps.py)
-    _cdcpipe/published.json        the published tables at the last look (snapshot/publication.py)
+    _cdcpipe/published.json        the published tables at the last look (snapshot/two_looks.py)
     _cdcpipe/comments/NAME.json    the comments of the table and its columns (warehouse/comments.py)
     _cdcpipe/dropped/NAME.json     where the table was dropped (dropped_tables.py)
     _cdcpipe/copies/NAME.json      why the table needs a copy (warehouse/wanted_copies.py)

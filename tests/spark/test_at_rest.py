@@ -114,7 +114,7 @@ def test_only_what_there_is_to_do_needs_spark(shop: Shop, monkeypatch: pytest.Mo
 
     # A server that can't be asked, and a log that is not the warehouse's.
     with monkeypatch.context() as patch:
-        patch.setattr("spark_sink.snapshot.publication.look", _fail)
+        patch.setattr("spark_sink.snapshot.two_looks.look", _fail)
         assert not shop.is_at_rest()
     reader = shop.config.launcher.staging / "readers/tables.json"
     reader.rename(reader.with_suffix(".away"))

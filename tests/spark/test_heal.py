@@ -15,7 +15,7 @@ import pytest
 import spark_sink
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.schema.table import Table
-from spark_sink.snapshot import healer, publication
+from spark_sink.snapshot import healer, two_looks
 from spark_sink.status.check import Limits, State, judge
 from spark_sink.status.report import Tables, describe
 from spark_sink.verify.comparison import verify
@@ -82,15 +82,15 @@ CHANGED = [
 ]
 HEALED = {
     "public.computed": "the stream does not have the values of earlier rows in r; ALTER TABLE has rewritten its rows",
-    "public.rewritten": publication.REWRITTEN,
+    "public.rewritten": two_looks.REWRITTEN,
     "public.retyped": "earlier values of v are in columns of the old type; ALTER TABLE has rewritten its rows",
-    "public.new_name": publication.CAME,
-    "public.nokey": publication.KEY,
-    "public.parts": publication.ATTACHED,
-    "public.added": publication.CAME,
-    "app.moved": publication.CAME,
-    "app.nothing": publication.CAME,
-    "public.back": publication.CAME_BACK,
+    "public.new_name": two_looks.CAME,
+    "public.nokey": two_looks.KEY,
+    "public.parts": two_looks.ATTACHED,
+    "public.added": two_looks.CAME,
+    "app.moved": two_looks.CAME,
+    "app.nothing": two_looks.CAME,
+    "public.back": two_looks.CAME_BACK,
 }
 
 

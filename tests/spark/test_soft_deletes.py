@@ -26,7 +26,7 @@ from spark_sink.replica import merge
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.ordinary_merge import merge_without_spark
 from spark_sink.replica.replay import replay_all, without_unneeded
-from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.table import Version
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.log import Position
@@ -370,7 +370,7 @@ def test_a_copy_after_another_type_of_the_key_adds_no_row_that_was_not_deleted(
         versions[0] = replace(versions[0], snapshot=(), described=())
         use = Use(10, 0, replace(table(f"k:{types[0]}"), relation_id=7), 10)
         segment: Any = SimpleNamespace(epoch=1, start_lsn=0, end_lsn=10, end=Position(1, 10))
-        history = SchemaHistory(spark, house, PublishedTables(None))
+        history = SchemaHistory(spark, house, CatalogAnswers(None))
         history.record_new({TABLE: Contents(1, 10, [use])}, lambda *_: None, [segment])
     house.write_versions(TABLE, versions)
     statement = "alter type mood rename value 'ok1' to 'fine1'"

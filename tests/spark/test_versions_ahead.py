@@ -14,7 +14,7 @@ from spark_sink.replica.as_of import read_as_of
 from spark_sink.replica.current import read_replica
 from spark_sink.replica.history import read_history
 from spark_sink.replica.merge import merge_changes
-from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.staging.log import Position
 from spark_sink.warehouse.errors import WarehouseError
@@ -38,10 +38,10 @@ T = Table("public", "t")
 )
 def test_columns_that_come_with_its_changes(spark: Any, tmp_path: Path, ahead: list[Version], *, is_keyed: bool) -> None:
     """With Parquet: ADD COLUMN … DEFAULT, a key on a new column."""
-    house, log, published = Warehouse(tmp_path / "warehouse", "parquet"), Log(tmp_path / "staging"), PublishedTables(None)
+    house, log, answers = Warehouse(tmp_path / "warehouse", "parquet"), Log(tmp_path / "staging"), CatalogAnswers(None)
     house.open(EPOCH)
     described = relation(1, "t", ("id", INT4), ("a", INT4), identity="d" if is_keyed else "n")
-    tables = KnownTables(spark, house, SchemaHistory(spark, house, published), published)
+    tables = KnownTables(spark, house, SchemaHistory(spark, house, answers), answers)
     MicroBatch(tables, [log.segment([described, into(described, b"1", b"2")])]).append()
     house.record(Position(1, log.end_lsn))
     known = house.versions(T)
@@ -57,7 +57,7 @@ def test_columns_that_come_with_its_changes(spark: Any, tmp_path: Path, ahead: l
                 read(spark, house.root, "public.t")
 
 
-class Catalog(PublishedTables):
+class Catalog(CatalogAnswers):
     """The catalog's facts about columns that were never dropped."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def test_a_wider_type_that_came_without_its_changes(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_back: bool
 ) -> None:
     """A micro-batch ends between the column's new type and its rows. With ``is_back`` the type is back at once."""
-    house, log, published = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging"), Catalog()
+    house, log, answers = Warehouse(tmp_path / "warehouse", "delta"), Log(tmp_path / "staging"), Catalog()
     house.open(EPOCH)
     narrow, wide = (relation(1, "t", ("id", INT4), ("v", kind)) for kind in (FLOAT4, FLOAT8))
 
@@ -84,7 +84,7 @@ def test_a_wider_type_that_came_without_its_changes(
         return Update(None, 1, None, None, (key, value))
 
     def tables() -> KnownTables:
-        return KnownTables(spark, house, SchemaHistory(spark, house, published), published)
+        return KnownTables(spark, house, SchemaHistory(spark, house, answers), answers)
 
     def merge() -> list[float | None]:
         house.record(Position(1, log.end_lsn))

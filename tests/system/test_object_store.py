@@ -35,7 +35,7 @@ from spark_sink.replica.pieces import Piece
 from spark_sink.schema.table import Table, Version
 from spark_sink.schema.types import typed_schema
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse import landed_snapshots, last_look, wanted_copies
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
@@ -289,9 +289,9 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     wanted_copies.give_up(house, TABLE)
     wanted_copies.give_up(house, TABLE)
     assert wanted_copies.waiting(again) == []
-    seen = published_tables.Seen("7123", 9, {})
-    published_tables.write(house, seen)
-    assert published_tables.read(again) == seen
+    seen = last_look.Seen("7123", 9, {})
+    last_look.write(house, seen)
+    assert last_look.read(again) == seen
     tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-elsewhere"))
     with pytest.raises(WarehouseError, match=f"locks of {known_as} are in its staging directory"):
         again.local_root()

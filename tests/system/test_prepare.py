@@ -21,7 +21,7 @@ from cdcpipe.replication.table_parts import TableParts, table_parts
 from cdcpipe.subcommands import prepare
 from spark_sink.client.prepare import Prepared
 from spark_sink.snapshot.homes import Homes
-from spark_sink.snapshot.publication import MORE_COLUMNS, MORE_ROWS, compare, seen
+from spark_sink.snapshot.two_looks import MORE_COLUMNS, MORE_ROWS, compare, seen
 from spark_sink.warehouse.warehouse import Warehouse
 from support.cli_process import CLI, COMMAND, run_cli
 from support.published_database import PublishedDatabase

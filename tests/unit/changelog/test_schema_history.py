@@ -15,9 +15,9 @@ from spark_sink.changelog.delta_changelogs import DeltaChangelogs
 from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.pipeline.known_tables import KnownTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.column_numbers import ColumnFacts, looks
 from spark_sink.schema.names import Names
-from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import merge_columns
@@ -41,7 +41,7 @@ def test_a_table_is_as_it_was_copied_until_captured_ddl_says_otherwise(tmp_path:
     assert Version.from_json(snapshot.to_json()) == snapshot
     house.write_versions(T, [version(10, 0, ID), snapshot])
     spark: Any = None
-    history = SchemaHistory(spark, house, PublishedTables(None))
+    history = SchemaHistory(spark, house, CatalogAnswers(None))
 
     found = history.copied(T, 1, (30, 0))
     assert found is not None
@@ -72,7 +72,7 @@ def copied_table(house: Warehouse, lsn: int, type_id: int) -> None:
 
 def test_the_tables_with_a_type_are_those_of_all_that_is_known(tmp_path: Path) -> None:
     house, spark, use = Warehouse(tmp_path, "delta"), cast("Any", None), Use(20, 1, table(f"id m:{OTHER}"), 20)
-    history = SchemaHistory(spark, house, PublishedTables(None))
+    history = SchemaHistory(spark, house, CatalogAnswers(None))
 
     def found(type_id: int, lsn: int, ordinal: int = 0) -> list[Table]:
         return history.tables_with(frozenset({type_id, 1}), (lsn, ordinal), Names())
@@ -96,7 +96,7 @@ def test_the_tables_with_a_type_are_those_of_all_that_is_known(tmp_path: Path) -
 
 def test_a_table_that_was_dropped_needs_no_copy_for_a_type(tmp_path: Path) -> None:
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
-    history = SchemaHistory(spark, house, PublishedTables(None))
+    history = SchemaHistory(spark, house, CatalogAnswers(None))
     copied_table(house, 10, MOOD)
     dropped_tables.record(house, T, 1, Position(1, 20))
     assert history.tables_with(frozenset({MOOD}), (30, 0), Names()) == []
@@ -121,7 +121,7 @@ def test_a_description_that_comes_again(tmp_path: Path, later: str, is_repeated:
     house = Warehouse(tmp_path, "delta")
     answers = iter(["id=1 a=2", later, later])
     spark: Any = None
-    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
+    tables = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
     history = SchemaHistory(spark, house, tables)
     for lsn, repeated in ((10, False), (20, is_repeated), (30, is_repeated)):
         segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
@@ -140,7 +140,7 @@ def test_a_column_that_has_its_name_back_since_a_copy(
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
     house.open(EPOCH)
     columns = catalog("id=1 a=2")
-    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": columns}])
+    tables = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": columns}])
     history = SchemaHistory(spark, house, tables)
     first, again = Use(10, 0, table("id a"), 10), Use(30, 0, table("id a"), 30, is_repeated)
     snapshot = replace(
@@ -173,7 +173,7 @@ def test_the_description_that_begins_with_a_version(
     tmp_path: Path, begins: tuple[int, int], end: tuple[int, int], described_at: tuple[int, int] | None
 ) -> None:
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
-    history = SchemaHistory(spark, house, PublishedTables(None))
+    history = SchemaHistory(spark, house, CatalogAnswers(None))
     uses = [Use(*place, table(text), place[0]) for place, text in (((10, 0), "id"), ((20, 3), "id a"), ((20, 5), "id b"))]
     segment = Segment(1, 5, 20, Path("log/000001/segment"))
     history.record_new({T: Contents(3, 20, uses)}, lambda *_: None, [segment])
@@ -188,9 +188,9 @@ def test_behind_a_gap_to_another_server_its_oids_are_those_of_other_tables(tmp_p
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id="7")])
     copied_table(house, 8, MOOD)
     now = {"relation_id": 1, "schema": "public", "name": "other", "columns": catalog("id=1 b=2")}
-    published = PublishedTables(lambda: [now])
-    published.end_at(Servers([20]))
-    history, other = SchemaHistory(spark, house, published), Table("public", "other")
+    answers = CatalogAnswers(lambda: [now])
+    answers.end_at(Servers([20]))
+    history, other = SchemaHistory(spark, house, answers), Table("public", "other")
     segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
     house.write_versions(other, [version(30, 0, ID)])
@@ -204,9 +204,9 @@ def test_a_gap_to_another_server_counts_as_soon_as_it_is_recorded(tmp_path: Path
     """Copies may come from behind it while segments from before it are still to be applied: an OID is no table there."""
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
     house.open(EPOCH)
-    published = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 b=2")}])
-    history, other = SchemaHistory(spark, house, published), Table("public", "other")
-    tables = KnownTables(spark, house, history, published)
+    answers = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 b=2")}])
+    history, other = SchemaHistory(spark, house, answers), Table("public", "other")
+    tables = KnownTables(spark, house, history, answers)
     segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_ddl([], [segment])
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
@@ -227,7 +227,7 @@ def test_numbers_of_another_server_are_no_certain_ones(tmp_path: Path) -> None:
         house.open(EPOCH)
         gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id=former)])
         house.write_versions(T, [replace(version(8, 0, ID), snapshot=((1, "id"), (3, "a")))])
-        history = SchemaHistory(spark, house, PublishedTables(None))
+        history = SchemaHistory(spark, house, CatalogAnswers(None))
         facts = tuple(ColumnFacts(number, None, is_filled=False) for number in (1, 3))
         first, last = (SchemaVersion(lsn, 0, table("id a"), facts) for lsn in (10, 30))
         assert history.is_uncertain(T, last, [first]) is is_uncertain
@@ -239,15 +239,15 @@ def told_behind_gap(house: Warehouse, former: str | None, *told: tuple[int, str,
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=20, gap=Gap(10, "", 0.0, 0.0), former_system_id=former)])
     spark: Any = None
     now = {"columns": catalog(told[0][2])}
-    published = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", **now}])
-    history, uses = SchemaHistory(spark, house, published), list[Use]()
+    answers = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", **now}])
+    history, uses = SchemaHistory(spark, house, answers), list[Use]()
     for lsn, name, text in told:
         now["columns"] = catalog(text)
         segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
         uses.append(Use(lsn, 0, replace(table(text), name=name), lsn))
         history.record_new({T: Contents(1, lsn, uses[-1:])}, lambda *_: None, [segment])
     columns = merge_columns(None, [house.typed(each) for each in (table("id email"), *(use.relation for use in uses))])
-    versions = TableVersions(house, history, published)
+    versions = TableVersions(house, history, answers)
     return lambda number: versions.with_new(T, house.versions(T), [uses[number]], uses[number].end_lsn - 1, columns, columns)
 
 
@@ -282,7 +282,7 @@ def test_a_table_that_is_created_anew_every_night_has_its_columns_once_in_memory
 ) -> None:
     house, spark = Warehouse(tmp_path, "delta"), cast("Any", None)
     ids = range(1, 4)
-    tables = PublishedTables(
+    tables = CatalogAnswers(
         lambda: [{"relation_id": number, "schema": "public", "name": "t", "columns": catalog("id=1 a=2")} for number in ids]
     )
     history = SchemaHistory(spark, house, tables)
@@ -296,7 +296,7 @@ def test_a_table_that_is_created_anew_every_night_has_its_columns_once_in_memory
         return SimpleNamespace(orderBy=lambda *names: SimpleNamespace(toLocalIterator=lambda: sorted(rows, key=itemgetter(*names))))
 
     monkeypatch.setattr(DeltaChangelogs, "read", read)
-    found = SchemaHistory(spark, house, PublishedTables(None))
+    found = SchemaHistory(spark, house, CatalogAnswers(None))
     versions = [each for number in ids for each in found.until(number, (100, 0))]
     assert versions == [each for number in ids for each in history.until(number, (100, 0))]
     assert {id(each.relation.columns) for each in versions} == {id(versions[0].relation.columns)}
@@ -327,7 +327,7 @@ def test_a_number_that_is_of_a_later_catalog(
     said = [*([first] if first else []), columns, columns]
     answers = iter([*said, columns])
     spark: Any = None
-    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
+    tables = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(next(answers))}])
     history = SchemaHistory(spark, house, tables)
     for lsn, text in zip((10, 20, 30), said, strict=False):
         segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))
@@ -350,7 +350,7 @@ def test_captured_ddl_is_believed_and_not_a_later_catalog(
 ) -> None:
     house = Warehouse(tmp_path, "delta")
     spark: Any = None
-    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 a=3")}])
+    tables = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog("id=1 a=3")}])
     history = SchemaHistory(spark, house, tables)
     segment = Segment(1, 5, 10, Path("log/000001/segment"))
     history.record_new({T: Contents(1, 10, [Use(10, 0, table("id a"), 10)])}, lambda *_: None, [segment])
@@ -367,7 +367,7 @@ def test_a_table_that_was_altered_before_the_capture_began(tmp_path: Path, numbe
     """The server describes it again with its first change. With a gap in the numbers a column may be another one since then."""
     house = Warehouse(tmp_path, "delta")
     spark: Any = None
-    tables = PublishedTables(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(numbers)}])
+    tables = CatalogAnswers(lambda: [{"relation_id": 1, "schema": "public", "name": "t", "columns": catalog(numbers)}])
     history = SchemaHistory(spark, house, tables)
     for lsn in (10, 30):
         segment = Segment(1, lsn - 5, lsn, Path("log/000001/segment"))

@@ -13,10 +13,10 @@ from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.changelog.earlier_values import fills_between
 from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.changelog.versions import TableVersions, check_masked, insert_snapshot
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.column_numbers import numbered
 from spark_sink.schema.ddl import Descriptions
 from spark_sink.schema.names import Names, Naming
-from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.servers import Servers
 from spark_sink.schema.table import Fill, Table, Version
 from spark_sink.schema.types import assign_columns, merge_columns
@@ -106,7 +106,7 @@ def test_earlier_values_in_a_column_that_was_widened_before_the_narrower_one_cam
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
     history = cast("SchemaHistory", Longer(*described((narrow, wide), relations)))
-    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions = TableVersions(warehouse, history, CatalogAnswers(None))
     [*_, noted] = versions.with_new(TABLE, [version(10, 0, ID)], [Use(30, 0, relations[1], 30)], 20, columns, columns)
     assert noted.fills == (Fill("a", "a__date", or_own=is_own),)
     assert Version.from_json(noted.to_json()) == noted
@@ -180,7 +180,7 @@ def test_values_of_a_snapshots_rows(
     # So is what the first description says that comes after a snapshot in time.
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
-    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), CatalogAnswers(None))
     noted = versions.with_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     assert noted[-1].fills == tuple(fills)
     assert [each.why for each in waiting(warehouse)] == [
@@ -240,7 +240,7 @@ def test_a_type_in_which_earlier_values_have_another_text(
     if is_copied:
         known = replace(known, snapshot=((1, "id"), (2, "a")), described=((1, "id", 23, -1), (2, "a", old, -1)))
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
-    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions = TableVersions(warehouse, history, CatalogAnswers(None))
     versions.with_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     reasons = [each.why for each in waiting(warehouse)]
     assert reasons == (["with their new type, earlier values of b have another text"] if is_wanted else [])
@@ -280,7 +280,7 @@ def test_the_type_of_a_hashed_column_gives_earlier_values_another_text(
     if is_copied:
         known = replace(known, snapshot=((1, "id"), (2, "c")), described=((1, "id", 23, -1), (2, "c", old, -1)))
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
-    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions = TableVersions(warehouse, history, CatalogAnswers(None))
     versions.with_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     reasons = [each.why for each in waiting(warehouse)]
     assert reasons == (["with their new type, earlier values of c have another text"] if is_wanted else [])
@@ -295,7 +295,7 @@ def test_a_copied_column_with_a_mask_keeps_its_type(tmp_path: Path, monkeypatch:
     columns = merge_columns(None, [warehouse.typed(later.relation)])
     known = version(10, 0, ID)
     known = replace(known, snapshot=((1, "id"), (2, "c")), described=((1, "id", 23, -1), (2, "c", XML, -1)))
-    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), CatalogAnswers(None))
     versions.with_new(TABLE, [known], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     assert waiting(warehouse) == []
 
@@ -307,7 +307,7 @@ def test_a_narrower_integer_in_which_earlier_values_are_other_numbers(tmp_path: 
     texts = f"id=1 c:{OID}=2", f"id=1 c:{INT4}=2"
     columns = merge_columns(None, map(table, texts))
     earlier, later = described(texts, map(table, texts))
-    versions = TableVersions(warehouse, cast("SchemaHistory", Stepped(earlier, later)), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", Stepped(earlier, later)), CatalogAnswers(None))
     versions.with_new(TABLE, [version(10, 0, ID)], [Use(30, 0, later.relation, 30)], 20, columns, columns)
     assert [each.why for each in waiting(warehouse)] == ["with their new type, earlier values of c have another text"]
 
@@ -363,7 +363,7 @@ def test_earlier_values_that_a_mask_hides_since_a_rename(
         numbers = [fact.number for fact in earlier.facts or ()]
         known = replace(known, snapshot=tuple(zip(numbers, (field.name for field in fields), strict=True)))
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
-    versions = TableVersions(warehouse, history, PublishedTables(None))
+    versions = TableVersions(warehouse, history, CatalogAnswers(None))
     versions.names = Names([Naming((30, 0), 1, TABLE, Table(schema, "t"), TABLE)]) if schema != "public" else Names()
     noted = versions.with_new(TABLE, [known], [Use(30, 0, relations[1], 30)], 20, columns, columns)
     assert set(noted[-1].fills) == set(fills)
@@ -411,7 +411,7 @@ def test_a_rename_out_of_a_mask_is_refused(
     use = Use(30, 0, relations[1], 30)
 
     def record(house: Warehouse) -> list[Version]:
-        return TableVersions(house, history, PublishedTables(None)).with_new(TABLE, [known], [use], 20, columns, columns)
+        return TableVersions(house, history, CatalogAnswers(None)).with_new(TABLE, [known], [use], 20, columns, columns)
 
     def copy(house: Warehouse, lsn: int, text: str) -> None:
         names = {fact["number"]: fact["name"] for fact in catalog(text)}
@@ -476,7 +476,7 @@ def test_a_type_that_does_not_hold_the_values_of_a_snapshot(tmp_path: Path) -> N
     later = SchemaVersion(30, 2, relations[1], numbered(relations[1], catalog("id=1 a:23=2"), None))
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
-    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", History(later)), CatalogAnswers(None))
     versions.with_new(Table("public", "t"), [snapshot], [Use(30, 2, relations[1], 30)], 20, columns, columns)
     [wanted] = waiting(warehouse)
     assert (wanted.why, wanted.reasons[0].since_lsn) == ("earlier values of a are in columns of the old type", 30)
@@ -500,7 +500,7 @@ def test_a_narrower_type_in_the_same_column(tmp_path: Path, wide: int, narrow: i
     history = cast("SchemaHistory", History(later) if is_copied else Stepped(earlier, later))
 
     def record(house: Warehouse, known: Version, history: SchemaHistory, relation: Relation) -> list[str]:
-        versions = TableVersions(house, history, PublishedTables(None))
+        versions = TableVersions(house, history, CatalogAnswers(None))
         [*_, noted] = versions.with_new(TABLE, [known], [Use(30, 0, relation, 30)], 20, columns, columns)
         assert noted.fills == ()
         return [each.why for each in waiting(house)]
@@ -517,7 +517,7 @@ def test_a_column_that_the_table_had_under_another_name(tmp_path: Path) -> None:
     warehouse = Warehouse(tmp_path, "delta")
     warehouse.open(EPOCH)
     history = Renamed(SchemaVersion(30, 0, table("id a"), None))
-    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), CatalogAnswers(None))
     columns = merge_columns(None, [table("id a")])
     noted = versions.with_new(Table("public", "t"), [version(20, 0, ID)], [Use(30, 0, table("id a"), 30)], 20, columns, columns)
     assert noted[-1].fills == (Fill("a"),)
@@ -552,7 +552,7 @@ def test_a_key_that_the_catalog_has_of_another_time(
     full = replace(table("id code"), replica_identity="f")
     columns = merge_columns(None, [full])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, full, None)))
-    versions = TableVersions(warehouse, history, PublishedTables(lambda: described))
+    versions = TableVersions(warehouse, history, CatalogAnswers(lambda: described))
     noted = versions.with_new(Table("public", "t"), known, [Use(20, 0, full, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
 
@@ -566,8 +566,8 @@ def test_behind_a_gap_the_key_is_not_that_of_captured_ddl_from_before(tmp_path: 
     history = History(SchemaVersion(1, 0, full, None))
     history.captured.end_at([1000], Servers())
     history.captured.add((10, 0), message(captured("id=1 code=2", key=["id"])))
-    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": ["id", "code"], "columns": catalog("id=1 code=2")}])
-    versions = TableVersions(warehouse, cast("SchemaHistory", history), published)
+    answers = CatalogAnswers(lambda: [{"relation_id": 1, "primary_key": ["id", "code"], "columns": catalog("id=1 code=2")}])
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), answers)
     both = ("id", "code")
     copied = replace(version(1500, 0, both), snapshot=((1, "id"), (2, "code")), described=((1, "id", 23, -1), (2, "code", 23, -1)))
     noted = versions.with_new(TABLE, [version(5, 0, ID), copied], [Use(2000, 0, full, 2000)], 1500, columns, columns)
@@ -602,7 +602,7 @@ def test_a_key_of_which_a_column_is_not_published_is_none(
     columns = merge_columns(None, [KEYED])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
     versions = TableVersions(
-        warehouse, history, PublishedTables(lambda: [{"relation_id": 1, "identity": identity, "columns": catalog("id=1 code=2")}])
+        warehouse, history, CatalogAnswers(lambda: [{"relation_id": 1, "identity": identity, "columns": catalog("id=1 code=2")}])
     )
     noted = versions.with_new(TABLE, known, [Use(20, 0, KEYED, 20, is_repeated)], 15, None, columns)
     assert noted[-1].key == expected
@@ -615,7 +615,7 @@ def test_a_key_that_got_a_new_column_since_was_whole_before(tmp_path: Path) -> N
     columns = merge_columns(None, [KEYED])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
     now = {"relation_id": 1, "identity": ["id", "g"], "columns": catalog("id=1 code=2 g=3")}
-    versions = TableVersions(warehouse, history, PublishedTables(lambda: [now]))
+    versions = TableVersions(warehouse, history, CatalogAnswers(lambda: [now]))
     assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
@@ -629,15 +629,15 @@ def test_one_question_that_nobody_answers_is_enough_for_a_micro_batch() -> None:
             raise UnreachableError("no server")
         return [{"relation_id": 1, "primary_key": ["id"], "identity": ["id", "g"], "columns": catalog("id=1 code=2")}]
 
-    published, unknown = PublishedTables(describe), replace(KEYED, relation_id=2)
-    assert published.identity(KEYED) == ("id", "g")
-    published.begin_batch()
-    assert (published.columns(unknown), published.columns(unknown), published.identity(KEYED)) == ([], [], ("id", "g"))
+    answers, unknown = CatalogAnswers(describe), replace(KEYED, relation_id=2)
+    assert answers.identity(KEYED) == ("id", "g")
+    answers.begin_batch()
+    assert (answers.columns(unknown), answers.columns(unknown), answers.identity(KEYED)) == ([], [], ("id", "g"))
     with pytest.raises(UnreachableError):
-        published.primary_key(KEYED)
+        answers.primary_key(KEYED)
     assert len(asked) == 2
-    published.begin_batch()
-    assert (published.columns(unknown), len(asked)) == ([], 3)
+    answers.begin_batch()
+    assert (answers.columns(unknown), len(asked)) == ([], 3)
 
 
 def test_captured_ddl_says_which_columns_of_the_key_are_not_published(tmp_path: Path) -> None:
@@ -646,7 +646,7 @@ def test_captured_ddl_says_which_columns_of_the_key_are_not_published(tmp_path: 
     columns = merge_columns(None, [KEYED])
     history = History(SchemaVersion(1, 0, KEYED, None))
     history.captured.add((10, 0), message(captured("id=1 code=2 g=3", key=["id", "g"])))
-    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(lambda: [{"relation_id": 1}]))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), CatalogAnswers(lambda: [{"relation_id": 1}]))
     assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == NONE
 
 
@@ -658,7 +658,7 @@ def test_a_key_is_told_also_while_the_catalog_cannot_be_asked(tmp_path: Path) ->
     warehouse.open(EPOCH)
     columns = merge_columns(None, [KEYED])
     history = cast("SchemaHistory", History(SchemaVersion(1, 0, KEYED, None)))
-    versions = TableVersions(warehouse, history, PublishedTables(describe))
+    versions = TableVersions(warehouse, history, CatalogAnswers(describe))
     assert versions.with_new(TABLE, [], [Use(20, 0, KEYED, 20)], 15, None, columns)[-1].key == ID
 
 
@@ -674,16 +674,16 @@ def test_the_catalog_tells_nothing_of_another_server(tmp_path: Path) -> None:
     def describe() -> list[dict[str, Any]]:
         return [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2"), "parts": [{"relation_id": 9}]}]
 
-    published = PublishedTables(describe)
-    before = published.primary_key(full), published.at(20).parts(full)
+    answers = CatalogAnswers(describe)
+    before = answers.primary_key(full), answers.at(20).parts(full)
     assert before == (CODE, [9])
-    published.end_at(Servers([100]))
-    versions = TableVersions(warehouse, history, published)
+    answers.end_at(Servers([100]))
+    versions = TableVersions(warehouse, history, answers)
     known = [version(10, 0, ID)]
     for lsn, expected in (20, ID), (100, ID), (101, ID):
         assert versions.with_new(TABLE, known, [Use(lsn, 0, full, lsn)], 15, None, columns)[-1].key == expected
     assert next(keys, None) is None  # what was answered before the gap does not count behind it
-    old = published.at(100)
+    old = answers.at(100)
     assert (old.primary_key(full), old.identity(full), old.columns(full), old.parts(full), old.relation(1)) == (
         None,
         (),
@@ -695,11 +695,11 @@ def test_the_catalog_tells_nothing_of_another_server(tmp_path: Path) -> None:
 
 def test_a_key_is_asked_for_once_in_a_micro_batch() -> None:
     keys = iter(["id", "code"])
-    published = PublishedTables(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])
+    answers = CatalogAnswers(lambda: [{"relation_id": 1, "primary_key": [next(keys)], "columns": catalog("id=1 code=2")}])
     found = []
     for _ in range(2):
-        published.begin_batch()
-        found += [published.primary_key(table("id code")) for _ in range(2)]
+        answers.begin_batch()
+        found += [answers.primary_key(table("id code")) for _ in range(2)]
     assert found == [ID, ID, CODE, CODE]
 
 
@@ -719,7 +719,7 @@ def test_a_table_that_gets_its_name_back(tmp_path: Path, others: list[int], gap_
     history = History(SchemaVersion(1, 0, table("id"), None))
     history.captured.servers = Servers([] if gap_at is None else [gap_at])
     columns = merge_columns(None, [table("id")])
-    versions = TableVersions(warehouse, cast("SchemaHistory", history), PublishedTables(None))
+    versions = TableVersions(warehouse, cast("SchemaHistory", history), CatalogAnswers(None))
     known, uses = [version(10, 0, ID)], [*others, 1, 1]
     for lsn, number in enumerate(uses, 20 if gap_at is None else 25):
         use = Use(lsn, 0, replace(table("id"), relation_id=number), lsn)

@@ -14,7 +14,7 @@ import pytest
 from spark_sink.schema.names import Naming
 from spark_sink.schema.table import Table, Version
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import published_tables
+from spark_sink.warehouse import last_look
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import added, commit
 from support.forked_commands import ForkedCommands
@@ -70,9 +70,9 @@ def test_a_table_that_left_the_publication_is_named(pipeline: Path, commands: Fo
         return commands.spark_cli("status", "--warehouse", str(house.root), *options).stdout
 
     assert json.loads(shown("--json"))["tables"][0]["published"] is None  # nobody has looked
-    fruit = published_tables.SeenTable("public", "fruit", 1, True, None, None)
+    fruit = last_look.SeenTable("public", "fruit", 1, True, None, None)
     for tables, is_published in (({1: fruit}, True), ({}, False)):
-        published_tables.write(house, published_tables.Seen("7123456789", 0x1000, tables))
+        last_look.write(house, last_look.Seen("7123456789", 0x1000, tables))
         assert json.loads(shown("--json"))["tables"][0]["published"] is is_published
         assert ("left       public.fruit is not published any more" in shown()) is not is_published
 

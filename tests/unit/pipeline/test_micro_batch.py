@@ -18,7 +18,7 @@ from spark_sink.pipeline import micro_batch
 from spark_sink.pipeline.known_tables import KnownTables
 from spark_sink.pipeline.micro_batch import MicroBatch
 from spark_sink.replica import merge
-from spark_sink.schema.published import PublishedTables
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.table import Table
 from spark_sink.schema.types import merge_columns, typed_schema
 from spark_sink.source.contents import Found, find
@@ -40,8 +40,8 @@ KEYED_TEXT = relation(1, "t", ("id", INT4), ("a", TEXT))
 
 def known_tables(house: Warehouse) -> KnownTables:
     spark: Any = None
-    published = PublishedTables(None)
-    return KnownTables(spark, house, SchemaHistory(spark, house, published), published)
+    answers = CatalogAnswers(None)
+    return KnownTables(spark, house, SchemaHistory(spark, house, answers), answers)
 
 
 def test_a_version_comes_after_the_columns_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

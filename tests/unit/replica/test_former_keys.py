@@ -10,9 +10,9 @@ import pytest
 from spark_sink.changelog.schema_history import SchemaHistory, SchemaVersion
 from spark_sink.replica import former_keys
 from spark_sink.replica.former_keys import is_hashed, types_told
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.column_numbers import ColumnFacts
 from spark_sink.schema.names import Names, Naming
-from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
 from spark_sink.source.contents import Contents, Use
 from spark_sink.staging.gap import Gap
@@ -63,7 +63,7 @@ def test_types_of_rows_that_a_server_has_lost(tmp_path: Path, monkeypatch: pytes
     house.open(epoch)
     gap = Gap(lost_after, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
     gaps.record(house, [replace(epoch, number=2, start_lsn=30, gap=gap)])
-    history, t = SchemaHistory(none, house, PublishedTables(None)), Table("public", "t")
+    history, t = SchemaHistory(none, house, CatalogAnswers(None)), Table("public", "t")
     for lsn, columns in (10, "id:650"), (20, "id:869"), (40, "id:650 more"):
         segment: Any = SimpleNamespace(epoch=1, start_lsn=lsn - 5, end_lsn=lsn, end=Position(1, lsn))
         history.record_new({t: Contents(1, lsn, [Use(lsn, 1, table(columns), lsn)])}, lambda *_: None, [segment])

@@ -15,7 +15,7 @@ from cdcpipe.pgoutput.messages import Column, Relation
 from cdcpipe.pipe.exitcode import ExitCode
 from cdcpipe.retry import RetryPolicy
 from spark_sink.client.prepare import Prepared
-from spark_sink.snapshot import copy, publication
+from spark_sink.snapshot import copy, two_looks
 from spark_sink.snapshot import gap as module
 from spark_sink.snapshot import plan as plan_module
 from spark_sink.snapshot.gap import GapSnapshot
@@ -27,7 +27,7 @@ from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, OtherSourceError
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.initial_copy import is_unfinished
-from spark_sink.warehouse.published_tables import Seen, read, write
+from spark_sink.warehouse.last_look import Seen, read, write
 from spark_sink.warehouse.warehouse import Warehouse
 from support.fake_streamer import Fake, make_fake
 from support.staged import make_epoch
@@ -82,7 +82,7 @@ def catalog(monkeypatch: pytest.MonkeyPatch) -> list[Prepared | CdcpipeError]:
             raise answer
         return answer
 
-    monkeypatch.setattr(publication, "look", look)
+    monkeypatch.setattr(two_looks, "look", look)
     return answers
 
 

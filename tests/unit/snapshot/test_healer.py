@@ -18,14 +18,14 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.replica import merge
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import healer as module
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.copy import SnapshotProgress
 from spark_sink.snapshot.healer import Healer
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours, Schedule
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, landed_snapshots, published_tables, wanted_copies
+from spark_sink.warehouse import gaps, landed_snapshots, last_look, wanted_copies
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_unfinished
 from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
@@ -117,8 +117,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     house.open(EPOCH)
     made = Server(house)
     monkeypatch.setattr(module, "TableSnapshot", made.snapshot)
-    monkeypatch.setattr(publication, "look", made.look)
-    published_tables.write(house, publication.seen(made.look(LauncherConfig("slot", tmp_path), lambda: False)))
+    monkeypatch.setattr(two_looks, "look", made.look)
+    last_look.write(house, two_looks.seen(made.look(LauncherConfig("slot", tmp_path), lambda: False)))
     return made
 
 
@@ -260,7 +260,7 @@ def test_the_catalog_brings_tables_and_takes_them_away(server: Server) -> None:
     wait_for(server, A)
     server.published = ["public.b", "public.c", "public.d", "public.new"]
     healer(server, None).finish()
-    assert [(str(each.table), each.why) for each in waiting(server.house)] == [("public.new", publication.CAME)]
+    assert [(str(each.table), each.why) for each in waiting(server.house)] == [("public.new", two_looks.CAME)]
     server.published.append("public.later")
     healer(server, copies_new=False).finish()
     assert server.begun == [["public.new"]]
@@ -406,7 +406,7 @@ def test_a_server_that_cannot_be_asked_ends_nothing(
     def look(*_: Any) -> Prepared:
         raise CdcpipeError("the server is away")
 
-    monkeypatch.setattr(publication, "look", look)
+    monkeypatch.setattr(two_looks, "look", look)
     wait_for(server, A)
     made = healer(server)
     made.finish()
@@ -430,7 +430,7 @@ def test_looks_that_fail_for_long_are_said(
             raise CdcpipeError("it takes too long")
         return server.look(config, is_stopping)
 
-    monkeypatch.setattr(publication, "look", look)
+    monkeypatch.setattr(two_looks, "look", look)
     made = healer(server)
     made.start()
     try:

@@ -14,10 +14,10 @@ from cdcpipe.masks import Masks
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.known_tables import KnownTables
 from spark_sink.pipeline.micro_batch import MicroBatch
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.names import Names, Naming
-from spark_sink.schema.published import PublishedTables
 from spark_sink.schema.table import Table
-from spark_sink.snapshot import publication
+from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.catalog_look import CatalogLook
 from spark_sink.source.contents import Use
 from spark_sink.staging.gap import Gap
@@ -25,7 +25,7 @@ from spark_sink.staging.log import Position
 from spark_sink.warehouse import former_names as module
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.former_names import FormerNames, carried
-from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
+from spark_sink.warehouse.last_look import Seen, SeenTable, read, write
 from spark_sink.warehouse.warehouse import Warehouse
 from support.changelog_rows import EPOCH
 from support.descriptions import ID, version
@@ -132,7 +132,7 @@ def test_before_a_gap_to_another_server_its_oids_tell_nothing(house: Warehouse, 
         tables=(described,),
         check_left_out=lambda _: None,
     )
-    monkeypatch.setattr(publication, "look", lambda *_: answer)
+    monkeypatch.setattr(two_looks, "look", lambda *_: answer)
     for _ in range(2):
         assert CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
         assert [former_at(house, number, 100) for number in (LEAF, OTHER)] == [["orders"], ["orders"]]
@@ -239,7 +239,7 @@ def test_the_looks_of_a_run_carry_the_names(house: Warehouse, monkeypatch: pytes
     def answer(*_: Any) -> Any:
         return SimpleNamespace(system_id="7123", wal_lsn=200, tables=answers.pop(0), check_left_out=lambda _: None)
 
-    monkeypatch.setattr(publication, "look", answer)
+    monkeypatch.setattr(two_looks, "look", answer)
     for _ in range(2):
         CatalogLook(LauncherConfig("slot", house.root), house).look(lambda: False)
     found = read(house)
@@ -255,7 +255,7 @@ def check(house: Warehouse, number: int, name: str, described: list[dict[str, An
         assert described is not None, "the catalog is asked"
         return described
 
-    tables = cast("KnownTables", Tables(house, PublishedTables(describe)))
+    tables = cast("KnownTables", Tables(house, CatalogAnswers(describe)))
     use = Use(30, 0, relation(number, name, ("id", INT4), ("email", TEXT)), 30, is_repeated)
     MicroBatch(tables, [])._check_masks(table, [use])
 
@@ -263,8 +263,8 @@ def check(house: Warehouse, number: int, name: str, described: list[dict[str, An
 class Tables:
     """The known tables, as far as the check of masks asks for them. Each has a version already."""
 
-    def __init__(self, house: Warehouse, published: PublishedTables) -> None:
-        self.warehouse, self.published = house, published
+    def __init__(self, house: Warehouse, answers: CatalogAnswers) -> None:
+        self.warehouse, self.answers = house, answers
 
     def __getitem__(self, _table: Table) -> Any:
         return SimpleNamespace(versions=[version(10, 0, ID)])

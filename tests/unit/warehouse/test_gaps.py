@@ -11,8 +11,8 @@ from spark_sink.schema.table import Table
 from spark_sink.snapshot.homes import Homes
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Epoch, Position
-from spark_sink.warehouse import gaps, landed_snapshots, published_tables
-from spark_sink.warehouse.published_tables import Seen, SeenTable
+from spark_sink.warehouse import gaps, landed_snapshots, last_look
+from spark_sink.warehouse.last_look import Seen, SeenTable
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 
@@ -120,12 +120,12 @@ def test_a_copy_before_the_last_changes_that_were_lost(tmp_path: Path) -> None:
     gap = Gap(100, "timeline 2 branched off", 0.0, 0.0, is_divergence=True)
     gaps.record(house, [replace(EPOCH, number=2, start_lsn=200, gap=gap)])
     found = {FRUIT: [version(50, 0, ID, 16384)]}
-    published_tables.write(house, Seen("7123", 300, {16384: SeenTable("public", "fruit", 16384, True, (7,), None)}))
+    last_look.write(house, Seen("7123", 300, {16384: SeenTable("public", "fruit", 16384, True, (7,), None)}))
     for lsn in (180, 200):
         house.record(Position(1, lsn))
         assert Homes(house).table(16384, FRUIT) == FRUIT
         assert str(Homes(house).table(16384, FRUIT)) == "public.fruit"
-        assert published_tables.unpublished(house, found) == set()
+        assert last_look.unpublished(house, found) == set()
 
 
 def test_oids_end_where_another_server_begins(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from spark_sink.warehouse import (
     dropped_tables,
     gaps,
     landed_snapshots,
+    last_look,
     new_changelogs,
-    published_tables,
     purged_changes,
     unchecked_merges,
 )
@@ -94,7 +94,7 @@ def test_a_replica_that_cannot_be_removed_keeps_its_note(tmp_path: Path, monkeyp
     [
         ("gaps.json", '{"gaps": ["x"]}', gaps.read),
         ("names.json", '{"namings": "x"}', Warehouse.names),
-        ("published.json", '{"tables": ["x"]}', published_tables.read),
+        ("published.json", '{"tables": ["x"]}', last_look.read),
     ],
 )
 def test_other_values_than_expected_are_damage(tmp_path: Path, name: str, text: str, read: Callable[[Warehouse], Any]) -> None:

@@ -18,12 +18,12 @@ from spark_sink.launcher.config import LauncherConfig
 from spark_sink.pipeline.fit import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
-from spark_sink.snapshot import copy, initial, publication
+from spark_sink.snapshot import copy, initial, two_looks
 from spark_sink.snapshot.catalog_look import RENAMED, CatalogLook, want_deleted
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.plan import Chunk, Plan, TablePlan
-from spark_sink.snapshot.publication import (
+from spark_sink.snapshot.two_looks import (
     ATTACHED,
     CAME,
     CAME_BACK,
@@ -35,7 +35,7 @@ from spark_sink.snapshot.publication import (
     NOT_COPIED,
     REPLACED,
     REWRITTEN,
-    Finding,
+    Need,
     compare,
     gone,
     seen,
@@ -51,7 +51,7 @@ from spark_sink.warehouse.appends import append_name
 from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
-from spark_sink.warehouse.published_tables import Seen, follow, read, unpublished, write
+from spark_sink.warehouse.last_look import Seen, follow, read, unpublished, write
 from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, settle, waiting, want
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
@@ -102,38 +102,38 @@ BEFORE = seen(found(table(), lsn=100))
 
 
 @pytest.mark.parametrize(
-    ("now", "findings"),
+    ("now", "needs"),
     [
         (table(), []),
-        (table("u"), [Finding(Table("public", "u"), 200, CAME)]),
+        (table("u"), [Need(Table("public", "u"), 200, CAME)]),
         (table("without_columns", columns=[]), []),
-        (table(relation_id=101), [Finding(T, 200, REPLACED)]),
-        (table(published_by=[8]), [Finding(T, 200, CAME_BACK)]),
+        (table(relation_id=101), [Need(T, 200, REPLACED)]),
+        (table(published_by=[8]), [Need(T, 200, CAME_BACK)]),
         (table(published_by=[7, 8]), []),
-        (table(operations=["delete", "insert", "update"]), [Finding(T, 200, MORE_OPERATIONS)]),
+        (table(operations=["delete", "insert", "update"]), [Need(T, 200, MORE_OPERATIONS)]),
         (table(operations=["insert"]), []),
         (table(operations=None), []),
-        (table(parts=[part(file=2, definition="b")]), [Finding(T, 200, REWRITTEN)]),
+        (table(parts=[part(file=2, definition="b")]), [Need(T, 200, REWRITTEN)]),
         # VACUUM FULL, or TRUNCATE.
         (table(parts=[part(file=2)]), []),
         # ADD COLUMN with a constant.
         (table(parts=[part(definition="b")]), []),
-        (table(parts=[part(), part(101, has_rows=True)]), [Finding(T, 200, ATTACHED)]),
+        (table(parts=[part(), part(101, has_rows=True)]), [Need(T, 200, ATTACHED)]),
         (table(parts=[part(), part(101, has_rows=False)]), []),
         (table(parts=[part(), part(101)]), []),
         # It was unlogged, and made by CREATE TABLE … PARTITION OF.
-        (table(parts=[part(), part(101, 7) | {"has_rows": True}]), [Finding(T, 200, ATTACHED)]),
+        (table(parts=[part(), part(101, 7) | {"has_rows": True}]), [Need(T, 200, ATTACHED)]),
         (table(parts=[part() | {"has_rows": True}]), []),
         (table(parts=[part(file=0)]), []),
         (table(parts=[]), []),
         (
             table(published_by=[9], parts=[part(file=2, definition="b"), part(101, has_rows=True)]),
-            [Finding(T, 200, CAME_BACK), Finding(T, 200, REWRITTEN), Finding(T, 200, ATTACHED)],
+            [Need(T, 200, CAME_BACK), Need(T, 200, REWRITTEN), Need(T, 200, ATTACHED)],
         ),
     ],
 )
-def test_what_two_looks_tell(now: dict[str, Any], findings: list[Finding], homes: Homes) -> None:
-    assert compare(BEFORE, found(now), not_keyed, homes, {}) == findings
+def test_what_two_looks_tell(now: dict[str, Any], needs: list[Need], homes: Homes) -> None:
+    assert compare(BEFORE, found(now), not_keyed, homes, {}) == needs
 
 
 EVERYTHING = {"operations": ["insert", "update", "delete", "truncate"]}
@@ -177,7 +177,7 @@ def test_rows_and_columns_that_were_not_published(
     write(house, seen(found(table(**then), lsn=100)))
     before = read(house)
     assert before == seen(found(table(**then), lsn=100))
-    assert compare(before, found(table(**now)), not_keyed, Homes(house), {}) == [Finding(T, 200, each) for each in reasons]
+    assert compare(before, found(table(**now)), not_keyed, Homes(house), {}) == [Need(T, 200, each) for each in reasons]
 
 
 def test_pg_upgrade_keeps_the_numbers_of_columns_but_not_the_digests_of_filters(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_pg_upgrade_keeps_the_numbers_of_columns_but_not_the_digests_of_filters(
     make_epoch(staging, 2, 0x200, system_id="8", former_system_id="7")
     followed = follow(house, list_epochs(staging))
     now = found(table(published_by=[9], filters=["b"], unpublished=[]), system_id="8")
-    assert compare(followed, now, not_keyed, Homes(house), {}) == [Finding(T, 200, MORE_COLUMNS)]
+    assert compare(followed, now, not_keyed, Homes(house), {}) == [Need(T, 200, MORE_COLUMNS)]
 
 
 def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_copy_from_before_the_first_look_at_a_table_does_not_settle_it(tmp_pat
     write(house, seen(found(table("old", relation_id=50), lsn=100)))
     house.write_versions(T, [replace(version(150, 0, ID, 100), snapshot=((1, "id"),))])
     root = table(parts=[part(101), part(102, has_rows=True)])
-    monkeypatch.setattr(publication, "look", lambda *_: found(table("old", relation_id=50), root))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table("old", relation_id=50), root))
     assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
     assert [(each.table, each.why, each.reasons[0].since_lsn) for each in waiting(house)] == [(T, CAME, 200)]
     house.write_versions(T, [replace(version(200, 0, ID, 100), snapshot=((1, "id"),))])
@@ -214,7 +214,7 @@ def test_a_table_that_has_got_a_key_in_the_publication_of_those_without_one(
     staging = house.root / "staging"
     make_epoch(staging, 1, 0, system_id="7123")
     server: list[Prepared] = []
-    monkeypatch.setattr(publication, "look", lambda *_: server[-1])
+    monkeypatch.setattr(two_looks, "look", lambda *_: server[-1])
 
     def said(catalog: CatalogLook, **changes: Any) -> list[str]:
         server.append(found(table("log", **changes)))
@@ -245,7 +245,7 @@ def test_a_table_that_has_left_keeps_what_a_new_mask_hides(
     staging = house.root / "staging"
     make_epoch(staging, 1, 0, system_id="7123")
     want(house, A, 151, reason)
-    monkeypatch.setattr(publication, "look", lambda *_: found(table("b", relation_id=101), lsn=200))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table("b", relation_id=101), lsn=200))
     assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
     assert waiting(house) == []
     assert ("table public.a gets no copy with the new masks" in caplog.text) is is_named
@@ -263,7 +263,7 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
         house.open(epoch)
     write(house, seen(found(table("old", relation_id=50), lsn=100)))
     server = found(table("old", relation_id=50), table(), lsn=150)
-    monkeypatch.setattr(publication, "look", lambda *_: server)
+    monkeypatch.setattr(two_looks, "look", lambda *_: server)
     monkeypatch.setattr(initial, "slot_exists", lambda *_: True)
     records = []
     monkeypatch.setattr(
@@ -276,7 +276,7 @@ def test_a_look_that_lacks_a_table_of_the_initial_snapshot_does_not_have_it_copi
         assert records == [replace(seen(server), epoch=1)]
     server = replace(server, wal_lsn=LSN(200))
     if not is_open:
-        publication.begin(house, config, server, lambda: False)
+        two_looks.begin(house, config, server, lambda: False)
         house.open(epoch)
     house.write_versions(T, [replace(version(160, 0, ID, 100), snapshot=((1, "id"),))])
     server = replace(server, wal_lsn=LSN(300))
@@ -319,14 +319,14 @@ def test_of_two_first_starts_at_one_moment_the_later_one_leaves_the_record_of_th
 
 def test_an_unlogged_partition_that_becomes_logged(homes: Homes) -> None:
     before = seen(found(table(parts=[part(), part(101, 0)]), lsn=100))
-    for now, findings in (
+    for now, needs in (
         (part(101, 0), []),
         (part(101, 0) | {"has_rows": True}, []),
-        (part(101, 7) | {"has_rows": True}, [Finding(T, 200, ATTACHED)]),
+        (part(101, 7) | {"has_rows": True}, [Need(T, 200, ATTACHED)]),
         # A crash of the server, or a TRUNCATE, has emptied it meanwhile.
-        (part(101, 7) | {"has_rows": False}, [Finding(T, 200, ATTACHED)]),
+        (part(101, 7) | {"has_rows": False}, [Need(T, 200, ATTACHED)]),
     ):
-        assert compare(before, found(table(parts=[part(), now])), not_keyed, homes, {}) == findings
+        assert compare(before, found(table(parts=[part(), now])), not_keyed, homes, {}) == needs
 
 
 def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(tmp_path: Path) -> None:
@@ -342,13 +342,13 @@ def test_a_partition_attached_between_the_snapshot_and_the_first_look_is_found(t
     before = read(house)
     assert before is not None
     assert {number: [*(each.parts or ())] for number, each in before.tables.items()} == {100: [100, 101], 200: [200, 201]}
-    assert compare(before, found(root), not_keyed, Homes(house), {}) == [Finding(T, 200, ATTACHED)]
+    assert compare(before, found(root), not_keyed, Homes(house), {}) == [Need(T, 200, ATTACHED)]
 
 
 def test_a_table_that_gets_a_key(homes: Homes) -> None:
     keyless = seen(found(table(primary_key=[]), lsn=100))
-    assert compare(keyless, found(table()), not_keyed, homes, {}) == [Finding(T, 200, KEY)]
-    assert compare(keyless, found(table(primary_key=[], replica_identity="i")), not_keyed, homes, {}) == [Finding(T, 200, KEY)]
+    assert compare(keyless, found(table()), not_keyed, homes, {}) == [Need(T, 200, KEY)]
+    assert compare(keyless, found(table(primary_key=[], replica_identity="i")), not_keyed, homes, {}) == [Need(T, 200, KEY)]
     assert compare(keyless, found(table()), lambda _: True, homes, {}) == []  # the stream has told it
     assert compare(keyless, found(table(primary_key=[])), not_keyed, homes, {}) == []
     assert compare(BEFORE, found(table(primary_key=[])), not_keyed, homes, {}) == []
@@ -367,7 +367,7 @@ def test_the_catalog_of_an_old_primary_tells_nothing(tmp_path: Path, monkeypatch
     make_epoch(staging, 1, 0x100, system_id="7123", timeline=2)
     house.open(list_epochs(staging)[0])
     server = found(table())
-    monkeypatch.setattr(publication, "look", lambda *_: server)
+    monkeypatch.setattr(two_looks, "look", lambda *_: server)
     catalog = CatalogLook(LauncherConfig("slot", staging), house)
     assert not catalog.look(lambda: False)
     assert read(house) is None
@@ -390,7 +390,7 @@ def test_a_table_that_came_before_pg_upgrade_is_found(
     write(house, seen(found(table(), lsn=100, system_id="7")))
     came = table("basket", relation_id=101, parts=[part(101)], published_by=[9])
     server = found(table(published_by=[9]), came, system_id="8")
-    monkeypatch.setattr(publication, "look", lambda *_: server)
+    monkeypatch.setattr(two_looks, "look", lambda *_: server)
     catalog = CatalogLook(LauncherConfig("slot", staging), house)
 
     assert not catalog.look(lambda: False)  # the launcher has not accepted this server yet
@@ -429,7 +429,7 @@ def test_changes_that_no_launcher_has_asked_for_are_missing(
     def begin(publications: list[str]) -> None:
         writer.begin_epoch(Epoch(1, "7", 1, "shop", "s", tuple(publications), {}, 0x100))
 
-    monkeypatch.setattr(publication, "look", lambda *_: found(table(), system_id="7"))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table(), system_id="7"))
     catalog = CatalogLook(config, house)
     with writer:
         begin(["p", "q"])
@@ -449,7 +449,7 @@ def test_changes_that_no_launcher_has_asked_for_are_missing(
 def test_a_look_before_the_launcher_asks_again_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made while an initial snapshot goes on: it has the tables, and the log still lacks their changes."""
     house, config = Warehouse(tmp_path / "warehouse", "delta"), LauncherConfig("s", tmp_path / "staging", ("p", "q"))
-    monkeypatch.setattr(publication, "look", lambda *_: found(table(), system_id="7"))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table(), system_id="7"))
     catalog = CatalogLook(config, house)
     with StagingWriter(config.staging, slot="s") as writer:
         for publications, names in ((("p", "q"), []), (("p",), []), (("p", "q"), [MORE_OPERATIONS])):
@@ -473,7 +473,7 @@ def house(tmp_path: Path) -> Warehouse:
     return made
 
 
-def looks(house: Warehouse, before: Seen, now: Prepared) -> tuple[list[Finding], Seen]:
+def look_again(house: Warehouse, before: Seen, now: Prepared) -> tuple[list[Need], Seen]:
     homes = Homes(house)
     kept = undecided(before, now, homes)
     return compare(before, now, not_keyed, homes, kept), seen(now, kept)
@@ -483,37 +483,37 @@ def test_a_table_that_was_renamed_waits_for_the_stream(house: Warehouse) -> None
     """It is the same table, whose rows may have been rewritten meanwhile."""
     before = seen(found(table("a"), lsn=100))
     renamed = found(table("b", parts=[part(file=2, definition="b")]), lsn=200)
-    findings, record = looks(house, before, renamed)
-    assert (findings, record.tables[100].table, record.tables[100].undecided_lsn) == ([], A, 200)
+    needs, record = look_again(house, before, renamed)
+    assert (needs, record.tables[100].table, record.tables[100].undecided_lsn) == ([], A, 200)
     write(house, record)
     assert read(house) == record
     # The stream is not there yet. Then it has told of the rename.
-    assert looks(house, record, renamed) == ([], record)
+    assert look_again(house, record, renamed) == ([], record)
     house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
     house.record(Position(1, 200))
-    findings, after = looks(house, record, renamed)
-    assert findings == [Finding(A, 200, REWRITTEN)]
-    assert str(findings[0].table) == "public.b"
-    assert looks(house, after, renamed) == ([], after)
+    needs, after = look_again(house, record, renamed)
+    assert needs == [Need(A, 200, REWRITTEN)]
+    assert str(needs[0].table) == "public.b"
+    assert look_again(house, after, renamed) == ([], after)
     # Another table under the old name: it has tables of its own.
     other = table("a", relation_id=101)
-    findings, _ = looks(house, after, replace(renamed, wal_lsn=LSN(300), tables=(*renamed.tables, other)))
-    assert findings == [Finding(Table("public", "a", 101), 300, CAME)]
-    assert str(findings[0].table) == "public.a"
+    needs, _ = look_again(house, after, replace(renamed, wal_lsn=LSN(300), tables=(*renamed.tables, other)))
+    assert needs == [Need(Table("public", "a", 101), 300, CAME)]
+    assert str(needs[0].table) == "public.a"
 
 
 def test_a_rename_of_which_nothing_tells(house: Warehouse) -> None:
     before = seen(found(table("a"), lsn=100))
-    _, record = looks(house, before, found(table("b"), lsn=200))
+    _, record = look_again(house, before, found(table("b"), lsn=200))
     house.record(Position(1, 200))
-    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
+    assert look_again(house, record, found(table("b"), lsn=300))[0] == [Need(B, 300, CAME)]
     # So it is if its changes have come already, to tables of their own.
     house.write_versions(B, [version(160, 0, ID, 100)])
-    assert looks(house, record, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
+    assert look_again(house, record, found(table("b"), lsn=300))[0] == [Need(B, 300, CAME)]
     house.forget(B)
     # Tables of their own are wanted, or there is no captured DDL: nothing has to be waited for.
     house.write_names(Names(is_following=False))
-    assert looks(house, before, found(table("b"), lsn=300))[0] == [Finding(B, 300, CAME)]
+    assert look_again(house, before, found(table("b"), lsn=300))[0] == [Need(B, 300, CAME)]
 
 
 def test_a_copy_goes_to_no_wrong_tables(house: Warehouse) -> None:
@@ -538,7 +538,7 @@ def test_many_new_tables_read_the_other_tables_once(house: Warehouse, monkeypatc
     all_versions = house.all_versions
     monkeypatch.setattr(house, "all_versions", lambda: reads.append(1) or all_versions())
     new = [table(f"n{number}", relation_id=number) for number in range(200, 210)]
-    assert len(looks(house, seen(found(table("a"), lsn=100)), found(table("a"), *new, lsn=200))[0]) == 10
+    assert len(look_again(house, seen(found(table("a"), lsn=100)), found(table("a"), *new, lsn=200))[0]) == 10
     assert reads == [1]
 
 
@@ -556,11 +556,11 @@ def test_an_initial_snapshot_leaves_out_what_may_have_been_renamed(house: Wareho
     before = read(house)
     assert before is not None
     now = found(table("b"), table("new", relation_id=101), lsn=210)
-    findings, record = looks(house, before, now)
-    assert (findings, record.tables[100].undecided_lsn) == ([], 200)
+    needs, record = look_again(house, before, now)
+    assert (needs, record.tables[100].undecided_lsn) == ([], 200)
     house.write_names(Names([Naming((180, 0), 100, A, B, A)], 180, is_following=True))
     house.record(Position(1, 200))
-    assert looks(house, record, now)[0] == [Finding(A, 210, CAME)]
+    assert look_again(house, record, now)[0] == [Need(A, 210, CAME)]
 
 
 def test_a_snapshot_that_is_given_up_is_over(house: Warehouse, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -659,7 +659,7 @@ def test_a_table_that_became_a_partition_is_named(
     write(house, seen(found(table(), lsn=100), homes=Homes(house)))
     house.record(Position(1, 130))
     monkeypatch.setattr(type(house.format), "lsn", lambda *_: 120)
-    monkeypatch.setattr(publication, "look", lambda *_: found(table("t_p0"), lsn=140))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table("t_p0"), lsn=140))
     catalog = CatalogLook(LauncherConfig("slot", staging), house)
     for _ in range(2):
         assert catalog.look(lambda: False)
@@ -691,33 +691,33 @@ def test_the_first_run_makes_the_first_look(tmp_path: Path, monkeypatch: pytest.
             raise answer
         return cast("Prepared", answer)
 
-    monkeypatch.setattr(publication, "look", look)
+    monkeypatch.setattr(two_looks, "look", look)
     config = LauncherConfig("slot", tmp_path)
     prepared = found({name: value for name, value in table().items() if name not in ("parts", "published_by")}, lsn=100)
 
     new = Warehouse(tmp_path / "new", "delta")
     answers.append(found(table()))
-    publication.begin(new, config, prepared, lambda: False)
+    two_looks.begin(new, config, prepared, lambda: False)
     assert read(new) == seen(found(table()))
-    publication.begin(new, config, prepared, lambda: False)  # asks nobody
+    two_looks.begin(new, config, prepared, lambda: False)  # asks nobody
 
     away = Warehouse(tmp_path / "away", "delta")
     answers.append(CdcpipeError("the server is away"))
-    publication.begin(away, config, prepared, lambda: False)
+    two_looks.begin(away, config, prepared, lambda: False)
     assert read(away) == seen(prepared)
 
     promoted, began = replace(prepared, timeline=2, timeline_history=((1, 0x50),)), ((1, 0x40),)
     for number, other in enumerate([{}, {"timeline": 2, "timeline_history": began}, {"system_id": "7999"}]):
         house = Warehouse(tmp_path / str(number), "delta")
         answers.append(replace(found(table()), **other))
-        publication.begin(house, config, promoted, lambda: False)
+        two_looks.begin(house, config, promoted, lambda: False)
         assert read(house) == seen(promoted)
 
     older = Warehouse(tmp_path / "older", "delta")
     older.open(EPOCH)
     for other in (LauncherConfig("another", tmp_path), config):
         answers[:] = [found(table())]
-        publication.begin(older, other, prepared, lambda: False)
+        two_looks.begin(older, other, prepared, lambda: False)
         assert (read(older) is None) == (other.slot == "another")
 
 
@@ -735,7 +735,7 @@ def test_a_table_that_was_changed_under_another_name(tmp_path: Path, monkeypatch
         type(house.format), "lsn", lambda _, path: next(lsn for name, lsn in lsns.items() if path.name == str(name))
     )
     server = found(table(), swapped, lsn=100)
-    monkeypatch.setattr(publication, "look", lambda *_: server)
+    monkeypatch.setattr(two_looks, "look", lambda *_: server)
     catalog = CatalogLook(LauncherConfig("slot", staging), house)
 
     def looked(lsn: int) -> list[tuple[str, str, int]]:
@@ -783,7 +783,7 @@ def test_a_look_asks_once_how_far_the_tables_are(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(account, "read", lambda directory: (asked.append(directory), read_account(directory))[1])
     for count in range(1, 5):
         tables = [table(f"t{number}", relation_id=number, parts=[part(number)]) for number in range(100, 100 + count)]
-        monkeypatch.setattr(publication, "look", lambda *_, tables=tables, lsn=100 + count: found(*tables, lsn=lsn))
+        monkeypatch.setattr(two_looks, "look", lambda *_, tables=tables, lsn=100 + count: found(*tables, lsn=lsn))
         asked.clear()
         assert catalog.look(lambda: False)
     assert len(asked) == 1
@@ -798,7 +798,7 @@ def test_a_table_that_was_renamed_for_good_is_copied_once(tmp_path: Path, monkey
     monkeypatch.setattr(type(house.format), "lsn", lambda *_: 120)
     write(house, seen(found(table(), lsn=100), homes=Homes(house)))
     house.record(Position(1, 130))
-    monkeypatch.setattr(publication, "look", lambda *_: found(table("u"), lsn=140))
+    monkeypatch.setattr(two_looks, "look", lambda *_: found(table("u"), lsn=140))
     catalog, copied = CatalogLook(LauncherConfig("slot", staging), house), Table("public", "u")
     for _ in range(2):
         assert catalog.look(lambda: False)

@@ -5,7 +5,7 @@ has exactly the columns of the description in the stream, and the table cannot h
 again, at most once in a micro-batch.
 
 The catalog is that of the server of now. Behind a gap of the log to another server an OID is another table's. So nobody is asked
-about changes from before such a gap (`PublishedTables.at`), and an earlier answer does not count behind it.
+about changes from before such a gap (`CatalogAnswers.at`), and an earlier answer does not count behind it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_sink.schema.table import AFTER_ALL, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["PublishedTables", "is_key_told"]
+__all__ = ["CatalogAnswers", "is_key_told"]
 
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def is_key_told(relation: Relation) -> bool:
     return relation.replica_identity in _IDENTIFYING
 
 
-class PublishedTables:
+class CatalogAnswers:
     """The published tables. ``describe`` asks for them: it returns the ``tables`` that ``cdcpipe prepare`` prints."""
 
     def __init__(self, describe: Callable[[], Iterable[Mapping[str, Any]]] | None) -> None:
@@ -58,9 +58,9 @@ class PublishedTables:
             self._tables, self._former, self._asked, self._is_fresh = {}, {}, set(), False
         self._servers = servers
 
-    def at(self, lsn: int) -> PublishedTables:
+    def at(self, lsn: int) -> CatalogAnswers:
         """Return what is to be asked about a change in the transaction that ends at this LSN: nobody if it is a former server's."""
-        return self if self._servers.is_last(lsn) else PublishedTables(None)
+        return self if self._servers.is_last(lsn) else CatalogAnswers(None)
 
     def begin_batch(self) -> None:
         """Allow to ask the catalog again: it is newer than everything in the stream so far."""

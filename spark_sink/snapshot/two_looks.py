@@ -4,16 +4,16 @@
     ...
     before, found, homes = read(house), look(config, is_stopping), Homes(house)
     kept = undecided(before, found, homes)
-    for finding in compare(before, found, lambda table: False, homes, kept):
-        want(house, finding.table, finding.since_lsn, finding.reason)
+    for need in compare(before, found, lambda table: False, homes, kept):
+        want(house, need.table, need.since_lsn, need.reason)
     write(house, seen(found, kept))
 
 So a table that comes into a publication comes to the warehouse with its rows, even if nobody ever changes them. The record is in
-the warehouse (warehouse/published_tables.py), so that the next run finds what happened while nobody looked.
+the warehouse (warehouse/last_look.py), so that the next run finds what happened while nobody looked.
 cdcpipe/replication/table_parts.py explains what ``cdcpipe prepare --parts`` tells.
 
 The first look only records: tables that a pipeline leaves out on purpose (``--snapshot never``, a slot that existed before) stay as
-they are. So does the first look at another server, but not after a pg_upgrade that took the slot along (`published_tables.follow`).
+they are. So does the first look at another server, but not after a pg_upgrade that took the slot along (`last_look.follow`).
 Two looks see the same if a launcher did not ask for a publication in between. So `follow` has what such an epoch left out.
 
 The catalog is further than the stream. So a table with another name may be one that was renamed, which the stream will tell if DDL
@@ -34,7 +34,7 @@ from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, prepare_arguments
 from spark_sink.client.process import ask
 from spark_sink.schema.table import Table
-from spark_sink.warehouse.published_tables import Seen, SeenTable, read, write
+from spark_sink.warehouse.last_look import Seen, SeenTable, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Finding", "begin", "compare", "deleted", "gone", "look", "published", "seen", "undecided"]
+__all__ = ["Need", "begin", "compare", "deleted", "gone", "look", "published", "seen", "undecided"]
 
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ REWRITTEN = "ALTER TABLE has rewritten its rows"
 _NOTHING: Final[Mapping[int, SeenTable]] = MappingProxyType({})
 
 
-class Finding(NamedTuple):
+class Need(NamedTuple):
     """A table that needs a copy from ``since_lsn`` or later."""
 
     table: Table
@@ -139,12 +139,12 @@ def undecided(before: Seen | None, found: Prepared, homes: Homes) -> dict[int, S
     return kept
 
 
-def deleted(before: Seen | None, homes: Homes) -> list[Finding]:
+def deleted(before: Seen | None, homes: Homes) -> list[Need]:
     """Return the tables that the warehouse had at the look ``before``, and has not any more: somebody has deleted their files."""
     if before is None:
         return []
     gone = [each for each in before.tables.values() if each.is_known and not homes.has(each.relation_id, each.table)]
-    return [Finding(homes.table(each.relation_id, each.table), before.lsn, DELETED) for each in gone]
+    return [Need(homes.table(each.relation_id, each.table), before.lsn, DELETED) for each in gone]
 
 
 def gone(before: Seen | None, found: Prepared, homes: Homes, kept: Mapping[int, SeenTable]) -> dict[Table, Table | None]:
@@ -167,7 +167,7 @@ def compare(
     is_keyed: Callable[[Table], bool],
     homes: Homes,
     kept: Mapping[int, SeenTable],
-) -> list[Finding]:
+) -> list[Need]:
     """Return the tables that need a copy, without those that are ``kept``.
 
     ``is_keyed`` tells whether the warehouse knows a key of the table already. ``homes`` has the tables of the warehouse.
@@ -175,7 +175,7 @@ def compare(
     if before is None or before.system_id != found.system_id:
         return []
     new = [each for each in published(found.tables) if int(each["relation_id"]) not in kept]
-    return [finding for each in new for finding in _compare(before, each, int(found.wal_lsn), is_keyed, homes)]
+    return [need for each in new for need in _compare(before, each, int(found.wal_lsn), is_keyed, homes)]
 
 
 def _may_let_more_through(then: SeenTable, now: SeenTable) -> bool:
@@ -192,9 +192,7 @@ def _may_let_more_through(then: SeenTable, now: SeenTable) -> bool:
     return False
 
 
-def _compare(
-    before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool], homes: Homes
-) -> Iterator[Finding]:
+def _compare(before: Seen, found: Mapping[str, Any], lsn: int, is_keyed: Callable[[Table], bool], homes: Homes) -> Iterator[Need]:
     now = SeenTable.of(found)
     then, table = before.tables.get(now.relation_id), homes.table(now.relation_id, now.table)
     is_new = then is None or (then.table == now.table and then.undecided_lsn is not None)
@@ -202,24 +200,24 @@ def _compare(
         others = (each for each in before.tables.values() if each.relation_id != now.relation_id)
         is_replaced = any(each.table == now.table for each in others)
         # A copy from before this look does not settle it: what has changed since that copy is not found in what this look records.
-        yield Finding(table, lsn, REPLACED if is_replaced else CAME)
+        yield Need(table, lsn, REPLACED if is_replaced else CAME)
         return
     if then.published_by and now.published_by and not set(then.published_by) & set(now.published_by):
-        yield Finding(table, lsn, CAME_BACK)
+        yield Need(table, lsn, CAME_BACK)
     if then.operations is not None and now.operations is not None and now.operations - then.operations:
-        yield Finding(table, lsn, MORE_OPERATIONS)
+        yield Need(table, lsn, MORE_OPERATIONS)
     if _may_let_more_through(then, now):
-        yield Finding(table, lsn, MORE_ROWS)
+        yield Need(table, lsn, MORE_ROWS)
     if then.unpublished and now.unpublished is not None and then.unpublished - now.unpublished:
-        yield Finding(table, lsn, MORE_COLUMNS)
+        yield Need(table, lsn, MORE_COLUMNS)
     if now.has_key and not then.has_key and not is_keyed(table):
-        yield Finding(table, lsn, KEY)
+        yield Need(table, lsn, KEY)
     if then.parts is None or now.parts is None:
         return
     files = [(then.parts[number], part) for number, part in now.parts.items() if number in then.parts]
     if any(old[0] != new[0] and old[1] != new[1] for old, new in files):
-        yield Finding(table, lsn, REWRITTEN)
+        yield Need(table, lsn, REWRITTEN)
     # Of an unlogged part, whose file is 0, the stream has neither the rows nor that a crash of the server has emptied it.
     was_unlogged = any(not old[0] and new[0] for old, new in files)
     if was_unlogged or any(each["has_rows"] and each["relation_id"] not in then.parts for each in found["parts"]):
-        yield Finding(table, lsn, ATTACHED)
+        yield Need(table, lsn, ATTACHED)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.keys import identifying_columns
-from spark_sink.schema.published import PublishedTables
 from support.descriptions import catalog, table
 
 
@@ -33,7 +33,7 @@ def test_another_identity_of_the_same_columns_is_asked_for(
         columns = catalog(" ".join(f"{name}={number}" for number, name in enumerate(answer[0].split(), 1)))
         return [{"relation_id": 1, "schema": "public", "name": "t", "columns": columns, "identity": answer[1].split()}]
 
-    tables, relation = PublishedTables(describe), table("id a")
+    tables, relation = CatalogAnswers(describe), table("id a")
     keys = []
     for _ in range(2):
         tables.begin_batch()

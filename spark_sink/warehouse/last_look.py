@@ -2,7 +2,7 @@
 
     _cdcpipe/published.json     what the last look saw of each published table
 
-snapshot/publication.py compares two looks. `cdcpipe-spark status` reads the record alone.
+snapshot/two_looks.py compares two looks. `cdcpipe-spark status` reads the record alone.
 """
 
 from __future__ import annotations
