@@ -34,7 +34,7 @@ from spark_sink.schema.names import Names
 from spark_sink.schema.table import AFTER_ALL, Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, fields_by_name, original_name, plain_name
 from spark_sink.warehouse import gaps
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

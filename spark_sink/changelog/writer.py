@@ -24,7 +24,7 @@ from spark_sink.files.parquet import FileWriter, Layout, WrittenFile, part_name
 from spark_sink.files.system_hints import WORKER_ENDED
 from spark_sink.schema.table import EXACT
 from spark_sink.source.messages import MessageReader
-from spark_sink.source.server import Origin, name_of
+from spark_sink.source.server import SegmentAddress, name_of
 from spark_sink.source.slices import OpenSlice, Slice, divide
 from spark_sink.source.typed import OLD_PREFIX, TypedReader
 from spark_sink.spark.worker import settle
@@ -78,18 +78,18 @@ class Written:
 
 
 def write(
-    spark: SparkSession, segments: Sequence[Segment], targets: Sequence[Target], origin: Origin | None = None
+    spark: SparkSession, segments: Sequence[Segment], targets: Sequence[Target], address: SegmentAddress | None = None
 ) -> list[list[Written]]:
     """Write the changes of the targets in these segments. Returns the files of each target.
 
-    Executors read the segments at the same path as the driver; with an ``origin`` they fetch them from that server.
+    Executors read the segments at the same path as the driver; with an ``address`` they fetch them from that server.
     """
     sizes = [segment.size() for segment in segments]
     if sum(sizes) <= _DRIVER_BYTES:
         found = [_write([_slice(segment, None) for segment in segments], targets)]
     else:
         context = spark.sparkContext
-        slices = [(_slice(segment, origin), size) for segment, size in zip(segments, sizes, strict=True)]
+        slices = [(_slice(segment, address), size) for segment, size in zip(segments, sizes, strict=True)]
         task_bytes = max(_TASK_BYTES, -(-sum(sizes) // context.defaultParallelism))
         tasks = divide(slices, task_bytes, task_bytes)
 
@@ -109,9 +109,9 @@ def _has_lost_a_worker(ex: Exception) -> bool:
     return is_lost
 
 
-def _slice(segment: Segment, origin: Origin | None) -> Slice:
-    path = str(segment.path) if origin is None else name_of(segment.path)
-    return Slice(path, segment.epoch, segment.start_lsn, segment.end_lsn, origin=origin)
+def _slice(segment: Segment, address: SegmentAddress | None) -> Slice:
+    path = str(segment.path) if address is None else name_of(segment.path)
+    return Slice(path, segment.epoch, segment.start_lsn, segment.end_lsn, address=address)
 
 
 def _write_as_task(pieces: Sequence[Slice], targets: Sequence[Target]) -> list[Written | None]:

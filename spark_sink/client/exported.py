@@ -25,7 +25,7 @@ from cdcpipe.errors import CdcpipeError, LostSlotError, SlotDoesNotExistError
 from cdcpipe.lsn import LSN
 from spark_sink.client.failure import error_of
 from spark_sink.client.keyless import table_name
-from spark_sink.client.prepare import Prepared, SlotConfig, creation_arguments, look_up, prepare_arguments
+from spark_sink.client.prepare import Prepared, SlotOptions, creation_arguments, look_up, prepare_arguments
 from spark_sink.client.process import ANSWER_S, Child, is_report, reading, unanswered
 from spark_sink.files.local import read_json, write_json
 from spark_sink.files.lock import hold_alone
@@ -75,7 +75,7 @@ class ExportedSnapshot:
 
     def __init__(
         self,
-        config: SlotConfig,
+        config: SlotOptions,
         is_stopping: Callable[[], bool],
         directory: Path,
         *,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Prepared",
     "PublishedNow",
-    "SlotConfig",
+    "SlotOptions",
     "ask_published",
     "creation_arguments",
     "later_arguments",
@@ -39,7 +39,7 @@ _NEEDED = RetryPolicy(within_s=600.0, first_pause_s=1.0)
 """With masks, nothing can be written without the answer. So a failover may take longer."""
 
 
-class SlotConfig(Protocol):
+class SlotOptions(Protocol):
     """A slot and its connection: the part of `LauncherConfig` that ``cdcpipe prepare`` needs."""
 
     @property
@@ -97,7 +97,7 @@ class Prepared:
         numbers = [*(timeline for timeline, _ in self.timeline_history[1:]), self.timeline]
         return {timeline: lsn for (_, lsn), timeline in zip(self.timeline_history, numbers, strict=False)}
 
-    def check_left_out(self, config: SlotConfig) -> None:
+    def check_left_out(self, config: SlotOptions) -> None:
         """Raise ExcludedColumnError if a column is published that ``--exclude-column`` names.
 
         Call this before rows are copied. ``cdcpipe prepare`` says it by itself only if it gets the option.
@@ -133,7 +133,7 @@ class Prepared:
             )
 
 
-def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = None) -> bool:
+def slot_exists(config: SlotOptions, is_stopping: Callable[[], bool] | None = None) -> bool:
     """Tell whether the slot exists. A lost one counts as none: no stream will ever come from it.
 
     Raises an error if the server can't be asked, InterruptedError once ``is_stopping`` is True.
@@ -146,7 +146,7 @@ def slot_exists(config: SlotConfig, is_stopping: Callable[[], bool] | None = Non
     raise error_of(answer.failure)
 
 
-def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = None, *, parts: bool = False) -> Answer:
+def ask_published(config: SlotOptions, is_stopping: Callable[[], bool] | None = None, *, parts: bool = False) -> Answer:
     """Ask ``cdcpipe prepare`` which tables are published now, even while the slot is in use; with ``parts``, what has their rows.
 
     Raises InterruptedError once ``is_stopping`` is True.
@@ -155,7 +155,7 @@ def ask_published(config: SlotConfig, is_stopping: Callable[[], bool] | None = N
     return ask(arguments, command=config.command, is_stopping=is_stopping)
 
 
-def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
+def look_up(config: SlotOptions, is_stopping: Callable[[], bool]) -> Prepared:
     """Return which tables are published now. Raises an error if the server can't be asked."""
     answer = ask_published(config, is_stopping)
     if answer.code != ExitCode.SUCCESS:
@@ -166,7 +166,7 @@ def look_up(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
 class PublishedNow:
     """The published tables with their keys and columns, as of each request. Setting ``stopping`` ends a request that waits."""
 
-    def __init__(self, config: SlotConfig, stopping: threading.Event) -> None:
+    def __init__(self, config: SlotOptions, stopping: threading.Event) -> None:
         self._config = config
         self._stopping = stopping
         self.with_parts = False
@@ -198,7 +198,7 @@ class PublishedNow:
         return Prepared.parse(answer.output).tables
 
 
-def prepare_arguments(config: SlotConfig) -> list[str]:
+def prepare_arguments(config: SlotOptions) -> list[str]:
     """Return the beginning of a command line of ``cdcpipe prepare``: connection, slot and publications."""
     arguments = ["prepare", *config.connection, "-S", config.slot]
     for name in config.publications:
@@ -206,12 +206,12 @@ def prepare_arguments(config: SlotConfig) -> list[str]:
     return arguments
 
 
-def creation_arguments(config: SlotConfig) -> list[str]:
+def creation_arguments(config: SlotOptions) -> list[str]:
     """Return the options of ``cdcpipe prepare`` that create the slot and its publications."""
     return ["-c", *later_arguments(config)]
 
 
-def later_arguments(config: SlotConfig) -> list[str]:
+def later_arguments(config: SlotOptions) -> list[str]:
     """Return the options of ``cdcpipe prepare`` for a slot that exists. It says how the publications differ from the options.
 
     ``--failover yes`` also changes a slot that exists.

@@ -24,7 +24,7 @@ from spark_sink.commands.options import (
 from spark_sink.commands.parameters import DIRECTORY, PLACE
 from spark_sink.commands.signals import kept
 from spark_sink.commands.spark_options import parse_settings, session_options
-from spark_sink.doctor.pipeline_doctor import Plan, examine
+from spark_sink.doctor.pipeline_doctor import PlannedRun, examine
 from spark_sink.warehouse.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def command(
     log_to_stderr(verbose=verbose)
     settings = parse_settings(confs)
     new_publication = take_new_publication(options)
-    plan = Plan(
+    planned = PlannedRun(
         connection=connection_arguments(**options),
         slot=slot,
         publications=publications,
@@ -130,7 +130,7 @@ def command(
         staging_shared=staging_shared == "yes",
     )
     start = partial(_session, master=master, table_format=table_format, settings=settings, jars=jars)
-    findings = examine(plan, None if no_spark else start)
+    findings = examine(planned, None if no_spark else start)
     click.echo(printed(findings, as_json=as_json))
     ctx.exit(int(has_errors(findings)))
 

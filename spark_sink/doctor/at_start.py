@@ -1,7 +1,7 @@
 """The doctor's quick part, which `run` does at its start: what this machine lacks, and risks in the server's settings.
 
-    refuse_what_fails(plan, starts_spark=True)      # before there is a slot
-    with ServerLook(plan):                          # beside the run
+    refuse_what_fails(planned, starts_spark=True)   # before there is a slot
+    with ServerLook(planned):                       # beside the run
         ...
 
 If something on this machine is certain to fail, `run` ends before it creates a slot. Findings about the server never end a run:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cdcpipe.doctor.findings import Finding
-    from spark_sink.doctor.pipeline_doctor import Plan
+    from spark_sink.doctor.pipeline_doctor import PlannedRun
 
 __all__ = ["ServerLook", "refuse_what_fails"]
 
@@ -34,9 +34,9 @@ _logger = logging.getLogger(__name__)
 _REFUSED: Final = frozenset({"machine.jars", "staging.file_system", "warehouse.file_system", "warehouse.store"})
 
 
-def refuse_what_fails(plan: Plan, *, starts_spark: bool) -> None:
+def refuse_what_fails(planned: PlannedRun, *, starts_spark: bool) -> None:
     """Raise InitError for what keeps the pipeline from working on this machine; say what else is found."""
-    findings = examine_machine(plan, {}, starts_spark=starts_spark)
+    findings = examine_machine(planned, {}, starts_spark=starts_spark)
     for finding in findings:
         if finding.level is Level.ERROR and finding.check in _REFUSED:
             raise InitError(f"{finding.message}: {finding.why}", hint=finding.fix)
@@ -57,13 +57,13 @@ class ServerLook:
 
     def __init__(
         self,
-        plan: Plan,
+        planned: PlannedRun,
         *,
         command: Sequence[str] = COMMAND,
         delay_s: float = 0.0,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._plan = plan
+        self._planned = planned
         self._command = command
         self._delay_s = delay_s
         self._is_stopping = is_stopping
@@ -82,7 +82,7 @@ class ServerLook:
         if self._leaving.wait(self._delay_s):
             return
         try:
-            findings, _ = examine_server(self._plan, quick=True, command=self._command, is_stopping=self._must_end)
+            findings, _ = examine_server(self._planned, quick=True, command=self._command, is_stopping=self._must_end)
         except InterruptedError:
             return
         except (CdcpipeError, OSError) as ex:  # the stream says so itself, if it matters

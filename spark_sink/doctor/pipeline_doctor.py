@@ -1,6 +1,6 @@
 """Examines a pipeline before it runs: collects the findings of server, machine, directories, stores and workers.
 
-    findings = examine(Plan(...), start_spark)
+    findings = examine(PlannedRun(...), start_spark)
 
 `run` does the parts that take only a moment at its start: see ``at_start``.
 """
@@ -28,7 +28,7 @@ from spark_sink.warehouse.warehouse import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CHECKS", "Plan", "examine", "examine_machine", "examine_server"]
+__all__ = ["CHECKS", "PlannedRun", "examine", "examine_machine", "examine_server"]
 
 _logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ CHECKS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedRun:
     """The run to examine: the options of `run` that matter here. Without a ``warehouse`` it is a `land`, which needs no Spark.
 
     ``connection`` has the connection options for ``cdcpipe``.
@@ -88,54 +88,54 @@ class Plan:
             return self.snapshot == "initial" or (self.create_slot and self.snapshot is None)
 
 
-def examine(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
+def examine(planned: PlannedRun, start_spark: Callable[[], AbstractContextManager[SparkSession]] | None) -> list[Finding]:
     """Return all findings. If ``start_spark`` is None, Spark is not started."""
-    findings, server = examine_server(plan)
-    findings += examine_machine(plan, server)
-    known = belonging.begun(plan.staging, plan.warehouse, plan.format)
-    findings += named("pipeline.belonging", belonging.right_server(known, plan.slot, server))
-    if plan.warehouse is not None:
-        findings += _belonging(plan, plan.warehouse, server)
-    if start_spark is not None and plan.warehouse is not None:
-        findings += _spark(plan, start_spark)
+    findings, server = examine_server(planned)
+    findings += examine_machine(planned, server)
+    known = belonging.begun(planned.staging, planned.warehouse, planned.format)
+    findings += named("pipeline.belonging", belonging.right_server(known, planned.slot, server))
+    if planned.warehouse is not None:
+        findings += _belonging(planned, planned.warehouse, server)
+    if start_spark is not None and planned.warehouse is not None:
+        findings += _spark(planned, start_spark)
     return findings
 
 
 def examine_server(
-    plan: Plan, *, quick: bool = False, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] | None = None
+    planned: PlannedRun, *, quick: bool = False, command: Sequence[str] = COMMAND, is_stopping: Callable[[], bool] | None = None
 ) -> tuple[list[Finding], Mapping[str, Any]]:
     """Return what ``cdcpipe doctor`` finds, and the facts about the server; raise as `ask_doctor` does."""
-    arguments = [*plan.connection, "-S", plan.slot, *(["--quick"] if quick else [])]
-    arguments += [word for name in plan.publications for word in ("--publication", name)]
-    arguments += plan.new_publication.arguments
-    arguments += [*(["-c"] if plan.create_slot else []), *(["--copy"] if plan.copies_tables() else [])]
+    arguments = [*planned.connection, "-S", planned.slot, *(["--quick"] if quick else [])]
+    arguments += [word for name in planned.publications for word in ("--publication", name)]
+    arguments += planned.new_publication.arguments
+    arguments += [*(["-c"] if planned.create_slot else []), *(["--copy"] if planned.copies_tables() else [])]
     findings, server = ask_doctor(arguments, command=command, is_stopping=is_stopping)
-    known = belonging.begun(plan.staging, plan.warehouse, plan.format)
+    known = belonging.begun(planned.staging, planned.warehouse, planned.format)
     return list(belonging.without_making(findings, known, server)), server
 
 
-def examine_machine(plan: Plan, server: Mapping[str, Any], *, starts_spark: bool = True) -> list[Finding]:
+def examine_machine(planned: PlannedRun, server: Mapping[str, Any], *, starts_spark: bool = True) -> list[Finding]:
     """Return what is found on this machine and in the store, given the facts about the server, which may be none."""
     findings: list[Finding] = []
-    if plan.warehouse is not None and starts_spark:
+    if planned.warehouse is not None and starts_spark:
         findings += named("machine.java", machine.java())
         findings += named("machine.packages", machine.packages(machine.installed()))
-        findings += named("machine.jars", machine.jars(plan.format, plan.jars, plan.conf))
-    findings += _directory("staging", plan.staging, 0, server.get("wal_bytes_per_second"))
-    if plan.warehouse is not None and is_local(plan.warehouse):
+        findings += named("machine.jars", machine.jars(planned.format, planned.jars, planned.conf))
+    findings += _directory("staging", planned.staging, 0, server.get("wal_bytes_per_second"))
+    if planned.warehouse is not None and is_local(planned.warehouse):
         needed = server.get("table_bytes", 0)
-        needed = needed if needed and plan.copies_tables() else 0
-        findings += _directory("warehouse", plan.warehouse, needed, None)
-    elif plan.warehouse is not None:
-        store = stores.probe(plan.warehouse)
+        needed = needed if needed and planned.copies_tables() else 0
+        findings += _directory("warehouse", planned.warehouse, needed, None)
+    elif planned.warehouse is not None:
+        store = stores.probe(planned.warehouse)
         findings += named("warehouse.store", stores.conditional_writes(store))
         findings += named("warehouse.clock", stores.clock(store))
     return findings
 
 
-def _belonging(plan: Plan, warehouse: Path, server: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from named("pipeline.belonging", belonging.together(warehouse, plan.format, plan.staging, plan.slot))
-    begins = belonging.begin(warehouse, plan.format, server, creates_slot=plan.create_slot, snapshot=plan.snapshot)
+def _belonging(planned: PlannedRun, warehouse: Path, server: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from named("pipeline.belonging", belonging.together(warehouse, planned.format, planned.staging, planned.slot))
+    begins = belonging.begin(warehouse, planned.format, server, creates_slot=planned.create_slot, snapshot=planned.snapshot)
     yield from named("pipeline.begin", begins)
 
 
@@ -150,19 +150,19 @@ def _directory(name: str, path: Path, needed_bytes: int, bytes_per_s: float | No
     ]
 
 
-def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSession]]) -> list[Finding]:
+def _spark(planned: PlannedRun, start_spark: Callable[[], AbstractContextManager[SparkSession]]) -> list[Finding]:
     """Start Spark, and examine its workers. Any error that Spark raises becomes a finding."""
     findings: list[Finding] = []
     check, why = "spark.session", "the tables need Spark"
     try:
         with start_spark() as spark:
             findings += named(check, [ok(f"Spark {spark.version} starts, with {spark.sparkContext.master}")])
-            if plan.warehouse is not None and not is_local(plan.warehouse):
+            if planned.warehouse is not None and not is_local(planned.warehouse):
                 check, why = "spark.store", "the tables are in the store"
-                session.check_reach(spark, plan.warehouse)
+                session.check_reach(spark, planned.warehouse)
                 findings += named(check, [ok("Spark can reach the store")])
             check, why = "spark.workers", "they write the tables' files"
-            needed = _seen_by_workers(plan)
+            needed = _seen_by_workers(planned)
             found = workers.look(spark, needed)
             findings += named(check, workers.modules(found))
             findings += named("spark.directories", workers.directories(found, needed))
@@ -174,9 +174,9 @@ def _spark(plan: Plan, start_spark: Callable[[], AbstractContextManager[SparkSes
     return findings
 
 
-def _seen_by_workers(plan: Plan) -> list[Path]:
+def _seen_by_workers(planned: PlannedRun) -> list[Path]:
     """Return the directories that workers need, if they exist."""
-    needed = [plan.staging] if plan.staging_shared else []
-    if plan.warehouse is not None and is_local(plan.warehouse):
-        needed.append(plan.warehouse)
+    needed = [planned.staging] if planned.staging_shared else []
+    if planned.warehouse is not None and is_local(planned.warehouse):
+        needed.append(planned.warehouse)
     return [path for path in needed if path.is_dir()]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.masks import parse_masks
-from spark_sink.doctor.pipeline_doctor import Plan
+from spark_sink.doctor.pipeline_doctor import PlannedRun
 from spark_sink.pipeline.catalog import check_options
-from spark_sink.pipeline.pace import BATCH_BYTES
+from spark_sink.pipeline.pace import MICRO_BATCH_BYTES
 from spark_sink.schema.names import FOLLOW, RENAMED
 from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.snapshot.copy import CHUNK_BYTES
@@ -79,7 +79,7 @@ class RunConfig:
     """Whether each table with json columns also gets a view that shows them as VARIANT. Requires ``catalog_database``."""
     renamed: str = FOLLOW
     """With captured DDL: whether a renamed table goes on in its tables under the new name (``follow``) or in others (``apart``)."""
-    max_bytes_per_trigger: int = BATCH_BYTES
+    max_bytes_per_trigger: int = MICRO_BATCH_BYTES
     """The largest total size of a micro-batch's segments. A micro-batch always takes at least one segment."""
     trigger_interval_s: float = 0.1
     """The shortest time between the starts of two micro-batches."""
@@ -216,10 +216,10 @@ class RunConfig:
             history=self.history,
         )
 
-    def plan(self) -> Plan:
+    def planned(self) -> PlannedRun:
         """Return what the doctor needs to know of the run."""
         launcher = self.launcher
-        return Plan(
+        return PlannedRun(
             connection=launcher.connection,
             slot=launcher.slot,
             publications=launcher.publications,

@@ -35,7 +35,7 @@ from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.mask_settings import check_kept
-from spark_sink.warehouse.wanted_copies import SET_BACK, want
+from spark_sink.warehouse.wanted_copies import SET_BACK, want_copy
 from spark_sink.warehouse.warehouse import CHECKPOINT, another
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
                     purged_changes.record_restored(house, table, end.lsn)
                 # The newest copy may be beyond the position, and may be what RESTORE has taken.
                 since_lsn = max(position.lsn, end.lsn, *copies) + 1
-                want(house, table, since_lsn, SET_BACK.format(path.parent.name))
+                want_copy(house, table, since_lsn, SET_BACK.format(path.parent.name))
     for table in lost:  # only now: an error for another table may tell that files are missing that come back
         house.forget(table)
     return ends

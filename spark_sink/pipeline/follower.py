@@ -32,7 +32,7 @@ from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots
 from spark_sink.warehouse.comments import commented_tables
 from spark_sink.warehouse.purged_changes import PurgedError
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

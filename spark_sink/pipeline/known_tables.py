@@ -25,7 +25,7 @@ from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import INEXACT_MESSAGE, split_schema
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.comments import Comments, read_comments
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import want_copy
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:

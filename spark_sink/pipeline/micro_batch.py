@@ -42,8 +42,7 @@ from spark_sink.warehouse import dropped_tables, landed_snapshots, new_changelog
 from spark_sink.warehouse.comments import Comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
-from spark_sink.warehouse.wanted_copies import take_back_first
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import take_back_first, want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -194,8 +193,8 @@ class MicroBatch:
         appends = [self._prepare(table) for table in wanted]
         if not appends:
             return
-        origin = None if self._server is None else self._server.origin
-        written = segment_writer.write(tables.spark, self._segments, [append.target for append in appends], origin)
+        address = None if self._server is None else self._server.address
+        written = segment_writer.write(tables.spark, self._segments, [append.target for append in appends], address)
         altered = [append.table for append in appends if append.is_altered]
         if self._catalog is not None:
             self._catalog.withdraw_histories(altered)

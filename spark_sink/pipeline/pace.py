@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["BATCH_BYTES", "Pace"]
+__all__ = ["MICRO_BATCH_BYTES", "Pace"]
 
-BATCH_BYTES: Final = 256 << 20
+MICRO_BATCH_BYTES: Final = 256 << 20
 """The default for the largest total size of a micro-batch's segments. A long backlog would be one micro-batch without it."""
 _POLLING: Final = "spark.sql.streaming.pollingDelay"
 """How long Spark sleeps after it has found no segments."""

@@ -37,7 +37,7 @@ from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.known_tables import KnownTables
 from spark_sink.pipeline.micro_batch import MicroBatch
-from spark_sink.pipeline.pace import BATCH_BYTES, Pace
+from spark_sink.pipeline.pace import MICRO_BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until
 from spark_sink.pipeline.source_ends import SourceEnds
@@ -112,7 +112,7 @@ class Pipeline(Startable):
         describe: Callable[[], Iterable[Mapping[str, Any]]] | None = None,
         keyless_named: Iterable[str] = (),
         checkpoint: Path | str | None = None,
-        max_bytes_per_trigger: int = BATCH_BYTES,
+        max_bytes_per_trigger: int = MICRO_BATCH_BYTES,
         trigger_interval_s: float = 0.1,
         staging_shared: bool = True,
         catalog_database: str | None = None,

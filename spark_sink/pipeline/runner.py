@@ -120,7 +120,7 @@ class Runner(Background):
         self._snapshot = InitialSnapshot(
             config.launcher, self._warehouse, config.snapshot, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0
         )
-        self._plan = config.plan()
+        self._planned = config.planned()
         self._keyless_named: list[str] = []
         self._gaps_healed = 0
         self._gap_copy: Snapshot | None = None
@@ -149,7 +149,7 @@ class Runner(Background):
             self._warehouse.masks.with_key()  # a missing key is found before there is a slot
             self._published.with_parts = bool(self._warehouse.masks.rules)
             self._spark = given.take(self._spark, self.config.format, self.config.conf)
-            refuse_what_fails(self._plan, starts_spark=self._spark is None)
+            refuse_what_fails(self._planned, starts_spark=self._spark is None)
         except Exception as ex:
             last_error.note(launcher.staging, "run", explained(ex))
             raise
@@ -228,7 +228,7 @@ class Runner(Background):
             self._is_complete = True
             return
         stack.enter_context(
-            ServerLook(self._plan, command=config.launcher.command, delay_s=_WATCH_AFTER_S, is_stopping=self._stopping.is_set)
+            ServerLook(self._planned, command=config.launcher.command, delay_s=_WATCH_AFTER_S, is_stopping=self._stopping.is_set)
         )
         spark = stack.enter_context(self._session())  # the launcher already runs while Spark starts
         if self._snapshot.is_needed and not self._stopping.is_set():

@@ -66,8 +66,7 @@ from spark_sink.spark.sql import literal, quote
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import gaps, landed_snapshots, purged_changes, unchecked_merges
 from spark_sink.warehouse.unchanged import check_unchanged
-from spark_sink.warehouse.wanted_copies import SET_BACK, take_back_first, waits_for
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import SET_BACK, take_back_first, waits_for, want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -36,7 +36,7 @@ from spark_sink.replica.layout import OPTIONAL, first_columns, replica_propertie
 from spark_sink.replica.ordinary_changes import ChangeReader, NotOrdinaryError, merge_in_ranges, without_spark
 from spark_sink.replica.target import key_of, open_target
 from spark_sink.schema.types import DELETED_AT, replica_schema
-from spark_sink.warehouse.wanted_copies import want as want_copy
+from spark_sink.warehouse.wanted_copies import want_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -44,7 +44,7 @@ def want_deleted(house: Warehouse) -> None:
     Call this before changes make these tables anew, without their earlier rows.
     """
     for table, since_lsn, reason in two_looks.deleted(last_look.read(house), Homes(house)):
-        wanted_copies.want(house, table, since_lsn, reason)
+        wanted_copies.want_copy(house, table, since_lsn, reason)
 
 
 def look_before_copies(config: LauncherConfig, house: Warehouse, is_stopping: Callable[[], bool]) -> None:
@@ -109,7 +109,7 @@ class CatalogLook:
         now = carried(before, looked, house.masks, is_at_server_of_now=is_at_it)
         for table, since_lsn, reason in two_looks.compare(before, found, self._is_keyed, homes, kept):
             if self._copies_new or reason != two_looks.CAME:
-                wanted_copies.want(house, table, since_lsn, reason)
+                wanted_copies.want_copy(house, table, since_lsn, reason)
         if before is not None and before.system_id == found.system_id and is_at_it:
             self._want_renamed(before, now, homes)
         for table, name in two_looks.gone(before, found, homes, kept).items():
@@ -179,7 +179,7 @@ class CatalogLook:
         compared = source.position, [(each.relation_id, each.table) for each in steady]
         if compared != self._compared:  # otherwise nothing can have come to other tables
             for table, lsn in homes.changed_elsewhere(steady):
-                wanted_copies.want(self._warehouse, table, lsn, RENAMED)
+                wanted_copies.want_copy(self._warehouse, table, lsn, RENAMED)
             self._compared = compared
 
     def _is_keyed(self, table: Table) -> bool:

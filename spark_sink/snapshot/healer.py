@@ -6,10 +6,10 @@
         ...
     healer.finish()             # or, without the thread: copy every table that waits, and return
 
-Other parts of the pipeline record with `wanted_copies.want` which tables wait. The healer itself looks at the catalog from time to
-time (catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It holds
-the same lock as that command, so that no two snapshots copy a table at the same time. If that command was killed amid a table, the
-healer finishes the table: until then its replica and its history wait.
+Other parts of the pipeline record with `wanted_copies.want_copy` which tables wait. The healer itself looks at the catalog from
+time to time (catalog_look.py), chooses the tables (schedule.py), and copies them as ``cdcpipe-spark snapshot`` does (tables.py). It
+holds the same lock as that command, so that no two snapshots copy a table at the same time. If that command was killed amid a
+table, the healer finishes the table: until then its replica and its history wait.
 
 An error here does no harm: the table keeps waiting, its record names the error, and it is tried again later. So it is a warning,
 and does not end the run. One error does: a column is published that ``--exclude-column`` names, so its values come with the stream.

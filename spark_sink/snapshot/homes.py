@@ -90,7 +90,7 @@ class Homes:
                 table = own.get(relation_id, home)
                 if table != home and table in known and self._names.servers.is_last(last.end_lsn):
                     # Later changes under a version add no version: they may come up to the next one. A table that was renamed for
-                    # good may have none. It is copied once for nothing then: `want` asks for no copy that there is.
+                    # good may have none. It is copied once for nothing then: `want_copy` asks for no copy that there is.
                     lsn = self._house.format.lsn(self._house.changelog(home)) if following is None else following.end_lsn
                     yield table, max(last.end_lsn, lsn or 0)
 

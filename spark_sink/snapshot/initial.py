@@ -250,7 +250,7 @@ class InitialSnapshot(Snapshot):
                 known[each.relation_id] = replace(each, undecided_lsn=each.undecided_lsn or seen.lsn)
             elif not self._is_copied(table):
                 why = two_looks.NOT_COPIED if has_changelog else came
-                wanted_copies.want(self.warehouse, table, seen.lsn, why)
+                wanted_copies.want_copy(self.warehouse, table, seen.lsn, why)
         if known != seen.tables:
             last_look.write(self.warehouse, replace(seen, tables=known))
 

@@ -5,7 +5,7 @@
     before, found, homes = read(house), look(config, is_stopping), Homes(house)
     kept = undecided(before, found, homes)
     for need in compare(before, found, lambda table: False, homes, kept):
-        want(house, need.table, need.since_lsn, need.reason)
+        want_copy(house, need.table, need.since_lsn, need.reason)
     write(house, seen(found, kept))
 
 So a table that comes into a publication comes to the warehouse with its rows, even if nobody ever changes them. The record is in
@@ -39,7 +39,7 @@ from spark_sink.warehouse.last_look import Seen, SeenTable, read, write
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from spark_sink.client.prepare import SlotConfig
+    from spark_sink.client.prepare import SlotOptions
     from spark_sink.snapshot.homes import Homes
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -71,7 +71,7 @@ class Need(NamedTuple):
     reason: str
 
 
-def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
+def look(config: SlotOptions, is_stopping: Callable[[], bool]) -> Prepared:
     """Ask for the published tables and their parts. Raises an error if the server can't be asked."""
     arguments = [*prepare_arguments(config), "--in-use", "--quiet", "--parts"]
     answer = ask(arguments, command=config.command, is_stopping=is_stopping)
@@ -80,7 +80,7 @@ def look(config: SlotConfig, is_stopping: Callable[[], bool]) -> Prepared:
     return Prepared.parse(answer.output)
 
 
-def begin(house: Warehouse, config: SlotConfig, prepared: Prepared, is_stopping: Callable[[], bool]) -> None:
+def begin(house: Warehouse, config: SlotOptions, prepared: Prepared, is_stopping: Callable[[], bool]) -> None:
     """Make the first look, unless there was one. ``prepared`` is taken in its place if the server of the log can't be asked.
 
     With several hosts, the look may come to an old primary, or to one that was promoted just now. Raises InterruptedError once
@@ -104,7 +104,7 @@ def _place(found: Prepared) -> tuple[str, int, int | None]:
     return found.system_id, found.timeline, found.timeline_began_at.get(found.timeline)
 
 
-def _is_of(house: Warehouse, config: SlotConfig, prepared: Prepared) -> bool:
+def _is_of(house: Warehouse, config: SlotOptions, prepared: Prepared) -> bool:
     """Tell whether the warehouse has the changes of this slot. If not, the run is about to refuse it."""
     source = house.source()
     return (source.slot, source.system_id, source.database) == (config.slot, prepared.system_id, prepared.database)

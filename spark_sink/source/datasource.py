@@ -88,7 +88,7 @@ from spark_sink.schema.table import EXACT, TYPES
 from spark_sink.schema.types import CHANGE_FIELDS, MESSAGE_SCHEMA, as_typed, merge_columns, typed_schema
 from spark_sink.source.contents import count_rows
 from spark_sink.source.offsets import OFFSET_FORMAT, read_offset
-from spark_sink.source.server import Origin, name_of
+from spark_sink.source.server import SegmentAddress, name_of
 from spark_sink.source.slices import Slice, divide, read_relations
 from spark_sink.staging.commit_times import CommitTimes
 from spark_sink.staging.log import Position, Segment, StagingError, list_segments, log_end
@@ -246,7 +246,7 @@ class _Options:
 
     def partitions(self, start: Position | None, end: Position | None) -> list[InputPartition]:
         """Plan a batch of (start, end]."""
-        planned = _plan(Path(self.root), start, end, None if self.server is None else Origin.read(self.server))
+        planned = _plan(Path(self.root), start, end, None if self.server is None else SegmentAddress.read(self.server))
         if self.view == "segments":
             rows = [(s.epoch, s.start_lsn, s.end_lsn, str(s.path), s.size()) for s, _ in planned]
             return [_SegmentRows(rows)] if rows else []
@@ -336,7 +336,9 @@ class _SegmentRows(InputPartition):  # type: ignore[misc]  # pyspark is not anal
         return pa.record_batch([pa.array(columns[f.name], f.type) for f in arrow_schema], schema=arrow_schema)
 
 
-def _plan(root: Path, start: Position | None, end: Position | None, origin: Origin | None = None) -> list[tuple[Segment, Slice]]:
+def _plan(
+    root: Path, start: Position | None, end: Position | None, address: SegmentAddress | None = None
+) -> list[tuple[Segment, Slice]]:
     """Return the segments that have transactions of (start, end], each with the slice to read. Raises StagingError for a gap."""
     if end is not None:
         if start is not None and start.lsn >= end.lsn:
@@ -349,11 +351,11 @@ def _plan(root: Path, start: Position | None, end: Position | None, origin: Orig
         (
             segment,
             Slice(
-                str(segment.path) if origin is None else name_of(segment.path),
+                str(segment.path) if address is None else name_of(segment.path),
                 segment.epoch,
                 segment.start_lsn if start is None else max(segment.start_lsn, start.lsn),
                 segment.end_lsn if end is None else min(segment.end_lsn, end.lsn),
-                origin=origin,
+                address=address,
             ),
         )
         for segment in segments

@@ -1,9 +1,9 @@
 """Sends segments from the driver to executors that cannot see the staging directory. Executors keep copies. No pyspark.
 
     with SegmentServer(staging, "driver.example") as server:    # in the driver
-        server.origin                                           # its address and key, which tasks carry to executors
-    origin = Origin.read(server.path)                           # in another process on this machine: the same, from a private file
-    fetch(origin, "000001/...-....cdc")                         # in an executor: returns the path of a copy
+        server.address                                          # its address and key, which tasks carry to executors
+    address = SegmentAddress.read(server.path)                  # in another process on this machine: the same, from a private file
+    fetch(address, "000001/...-....cdc")                        # in an executor: returns the path of a copy
 
 Each executor fetches a segment once, even if many tables are in it. Both sides stream the bytes: neither holds a segment in memory,
 and its size has no limit. The copies are private files in Spark's local directory, or in the system's temporary directory. When
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["SEGMENTS_PORT", "Origin", "SegmentServer", "fetch", "name_of", "serve_segments"]
+__all__ = ["SEGMENTS_PORT", "SegmentAddress", "SegmentServer", "fetch", "name_of", "serve_segments"]
 
 _NAME = re.compile(r"[0-9]{6,9}/[0-9A-F]{16}-[0-9A-F]{16}\.(cdc|idx)", re.ASCII)
 _SIGNATURE: Final = "X-Cdcpipe-Signature"
@@ -58,7 +58,7 @@ IDLE_S: Final = 120.0
 """but not those used within this time: a task may be about to open them."""
 
 
-class Origin(NamedTuple):
+class SegmentAddress(NamedTuple):
     """Address and key of a segment server. Tasks carry it to executors. Never log it."""
 
     host: str
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
     key: str
 
     @classmethod
-    def read(cls, path: Path | str) -> Origin:
+    def read(cls, path: Path | str) -> SegmentAddress:
         """Read the file ``path`` of a `SegmentServer`."""
         try:
             return cls(**json.loads(Path(path).read_bytes()))
@@ -97,11 +97,11 @@ class SegmentServer:
                 msg, hint="set spark.driver.host and spark.driver.bindAddress to an address that executors reach"
             ) from ex
         self._server.root = root
-        self.origin = self._server.origin = Origin(host, self._server.server_address[1], secrets.token_hex(32))
+        self.address = self._server.address = SegmentAddress(host, self._server.server_address[1], secrets.token_hex(32))
         self._directory = Path(tempfile.mkdtemp(prefix="cdcpipe-segments-", dir=directory_of_process()))
-        self.path = self._directory / "origin.json"
+        self.path = self._directory / "address.json"
         self.path.touch(mode=0o600)
-        self.path.write_text(json.dumps(self.origin._asdict()))
+        self.path.write_text(json.dumps(self.address._asdict()))
         Worker(target=self._server.serve_forever, name="cdcpipe-segments", daemon=True).start()
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class SegmentServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     root: Path
-    origin: Origin
+    address: SegmentAddress
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log nothing: an executor that gets too few bytes reports it."""
@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send a file."""
         name = self.path.removeprefix("/")
-        if not hmac.compare_digest(self.headers.get(_SIGNATURE, ""), self.server.origin.sign(name)):
+        if not hmac.compare_digest(self.headers.get(_SIGNATURE, ""), self.server.address.sign(name)):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         if _NAME.fullmatch(name) is None:
@@ -155,29 +155,29 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the client gets the answer and reports errors."""
 
 
-def fetch(origin: Origin, name: str) -> Path:
+def fetch(address: SegmentAddress, name: str) -> Path:
     """Return the path of this machine's copy of a segment. Fetches the segment and its index if they are not there.
 
     Raises StagingError if the driver can't be reached or does not send the segment.
     """
-    path = _copies(origin) / name
+    path = _copies(address) / name
     for directory in (path.parent.parent, path.parent):
         directory.mkdir(mode=0o700, exist_ok=True)
     # Fetch the index first: a task that finds a segment without an index would build one.
-    _get(origin, str(Path(name).with_suffix(".idx")), path.with_suffix(".idx"), is_optional=True)
-    _get(origin, name, path)
-    _make_room(_copies(origin))
+    _get(address, str(Path(name).with_suffix(".idx")), path.with_suffix(".idx"), is_optional=True)
+    _get(address, name, path)
+    _make_room(_copies(address))
     return path
 
 
-def _copies(origin: Origin) -> Path:
+def _copies(address: SegmentAddress) -> Path:
     """Return the directory of the copies, in Spark's local directory, which Spark deletes when the executor ends."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
-    digest = hashlib.sha256(origin.key.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(address.key.encode()).hexdigest()[:16]
     return Path(local) / f"cdcpipe-segments-{os.geteuid()}-{digest}"
 
 
-def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) -> None:
+def _get(address: SegmentAddress, name: str, path: Path, *, is_optional: bool = False) -> None:
     """Make sure that a copy exists. One process fetches it; others that need it wait."""
     if _use(path):
         return
@@ -190,11 +190,11 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
         sink.seek(0)
         sink.truncate()
         try:
-            if _download(origin, name, sink, is_optional=is_optional):
+            if _download(address, name, sink, is_optional=is_optional):
                 sink.flush()
                 part.rename(path)
         except (OSError, http.client.HTTPException) as ex:
-            msg = f"cannot fetch segment {name} from the driver at {origin.host}:{origin.port}: {str(ex) or repr(ex)}"
+            msg = f"cannot fetch segment {name} from the driver at {address.host}:{address.port}: {str(ex) or repr(ex)}"
             disk_hint = disk_hint_of(ex) if isinstance(ex, OSError) else None
             if disk_hint is not None:  # the part would keep the last room
                 with contextlib.suppress(OSError):
@@ -203,11 +203,11 @@ def _get(origin: Origin, name: str, path: Path, *, is_optional: bool = False) ->
             raise StagingError(msg, hint=hint) from ex
 
 
-def _download(origin: Origin, name: str, sink: Any, *, is_optional: bool) -> bool:
+def _download(address: SegmentAddress, name: str, sink: Any, *, is_optional: bool) -> bool:
     """Copy a file from the server; return False if it is optional and does not exist."""
-    connection = http.client.HTTPConnection(origin.host, origin.port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", f"/{name}", headers={_SIGNATURE: origin.sign(name)})
+        connection.request("GET", f"/{name}", headers={_SIGNATURE: address.sign(name)})
         response = connection.getresponse()
         if response.status == HTTPStatus.NOT_FOUND and is_optional:
             return False

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cdcpipe.errors import ProtocolError
 from cdcpipe.pgoutput.decode import decode
 from cdcpipe.pgoutput.messages import UNIX_2000_US, Message, Relation, Truncate
-from spark_sink.source.server import Origin, fetch
+from spark_sink.source.server import SegmentAddress, fetch
 from spark_sink.staging import index as segment_index
 from spark_sink.staging.changes import by_relation
 from spark_sink.staging.index import RELATION, SegmentIndex, map_segment
@@ -59,13 +59,13 @@ class Slice:
     """
 
     path: str
-    """The segment's file; with an ``origin``, its name on that server."""
+    """The segment's file; with an ``address``, its name on that server."""
     epoch: int
     after_lsn: int
     until_lsn: int
     part: int = 0
     part_count: int = 1
-    origin: Origin | None = None
+    address: SegmentAddress | None = None
 
 
 def divide(slices: Iterable[tuple[Slice, int]], part_bytes: int, together_bytes: int) -> list[list[Slice]]:
@@ -94,7 +94,7 @@ class OpenSlice:
 
     def __init__(self, piece: Slice) -> None:
         self._piece = piece
-        self.path = Path(piece.path) if piece.origin is None else fetch(piece.origin, piece.path)
+        self.path = Path(piece.path) if piece.address is None else fetch(piece.address, piece.path)
         self.epoch = piece.epoch
         self.index: SegmentIndex = segment_index.load(self.path)
         self.segment = map_segment(self.path)

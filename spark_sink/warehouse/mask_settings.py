@@ -29,7 +29,7 @@ from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
 from spark_sink.warehouse import landed_snapshots, stored_histories
 from spark_sink.warehouse.errors import WarehouseError
-from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want
+from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want_copy
 from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _want_copies(house: Warehouse, tables: Collection[Table]) -> dict[Table, int
     position = house.source().position
     lsns = {table: _masked_lsn(house, table, 0 if position is None else position.lsn) for table in tables}
     for table, lsn in lsns.items():
-        want(house, table, lsn + 1, MASKS_CHANGED)  # a copy at ``lsn`` has the former masks, too
+        want_copy(house, table, lsn + 1, MASKS_CHANGED)  # a copy at ``lsn`` has the former masks, too
     return lsns
 
 

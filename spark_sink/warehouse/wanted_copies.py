@@ -1,6 +1,6 @@
 """Tables that need a new copy of their rows, because the stream cannot tell what the rows are. No pyspark.
 
-    want(house, table, since_lsn, "it was renamed from public.old")     # called by micro-batch, merge and catalog look
+    want_copy(house, table, since_lsn, "it was renamed from public.old")     # called by micro-batch, merge and catalog look
     waiting(house)                                                      # the tables that wait, and why
 
     _cdcpipe/copies/NAME.json       the reasons for which a table needs a copy, and how often a copy has failed
@@ -47,7 +47,7 @@ __all__ = [
     "take_back_first",
     "waiting",
     "waits_for",
-    "want",
+    "want_copy",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class WantedCopy:
 _FILES: Final = TableFiles("copies", WantedCopy.from_json, hint="delete it, and copy the table anew")
 
 
-def want(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Callable[[], float] = time.time) -> None:
+def want_copy(house: Warehouse, table: Table, since_lsn: int, reason: str, now: Callable[[], float] = time.time) -> None:
     """Record that the table needs a copy from ``since_lsn`` or later. The reason has no values of rows. Durable at return.
 
     It does nothing if the table has such a copy, or if the same is recorded already. Any thread of any process may call it.
@@ -145,7 +145,7 @@ def take_back_first(house: Warehouse, table: Table, position: Position) -> None:
     The copy may have been in the place of a changelog that had gone. Without a record nothing would tell that there ever was one.
     """
     _logger.warning("a copy of %s ended before its rows were in the changelog: the table waits for another copy", table)
-    want(house, table, position.lsn, landed_snapshots.KILLED)
+    want_copy(house, table, position.lsn, landed_snapshots.KILLED)
     landed_snapshots.take_back(house, table)
 
 

@@ -107,7 +107,7 @@ def test_only_what_there_is_to_do_needs_spark(shop: Shop, monkeypatch: pytest.Mo
     assert not shop.is_at_rest()
     unchecked_merges.record_check(shop.house, FRUIT)
     assert shop.is_at_rest()
-    wanted_copies.want(shop.house, FRUIT, position.lsn, "a test")
+    wanted_copies.want_copy(shop.house, FRUIT, position.lsn, "a test")
     assert not shop.is_at_rest()
     wanted_copies.give_up(shop.house, FRUIT)
     assert shop.is_at_rest()

@@ -177,7 +177,7 @@ def test_a_copy_that_ended_before_its_rows_were_there_is_none(
 
     for while_held, reasons in ((fail, {"before"}), (go_on_and_fail, {"before", "a copy of its rows was killed"})):
         ((now,),) = road.query("select pg_current_wal_insert_lsn()::text")
-        wanted_copies.want(house, table, LSN.parse(now), "before")
+        wanted_copies.want_copy(house, table, LSN.parse(now), "before")
         with monkeypatch.context() as patched, pytest.raises(Exception, match="unexpected RuntimeError in line"):
             road.snapshot("t", while_held=while_held)
         [(unfinished, position)] = landed_snapshots.unfinished(house)

@@ -282,7 +282,7 @@ def test_the_warehouse_knows_itself_again(house: Warehouse, tmp_path: Path) -> N
     assert landed_snapshots.unfinished(again) == [(TABLE, Position(1, 7))]
     landed_snapshots.record_end(house, TABLE)
     assert landed_snapshots.unfinished(again) == []
-    wanted_copies.want(house, TABLE, 9, "it was renamed")
+    wanted_copies.want_copy(house, TABLE, 9, "it was renamed")
     wanted_copies.record_failure(house, TABLE, "the server is away", 1.0)
     assert [(each.table, each.why) for each in wanted_copies.waiting(again)] == [(TABLE, "it was renamed")]
     wanted_copies.settle(house)

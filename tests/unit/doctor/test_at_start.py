@@ -14,7 +14,7 @@ from cdcpipe.doctor.findings import Finding, Level, report
 from cdcpipe.errors import InitError
 from spark_sink.doctor import directories
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
-from spark_sink.doctor.pipeline_doctor import Plan, examine_machine, examine_server
+from spark_sink.doctor.pipeline_doctor import PlannedRun, examine_machine, examine_server
 from support.waiting import until
 
 FOUND = [
@@ -24,8 +24,8 @@ FOUND = [
 ]
 
 
-def plan(tmp_path: Path, **changes: Any) -> Plan:
-    return Plan((), "s", ("p",), tmp_path / "staging", warehouse=tmp_path / "warehouse", **changes)
+def planned(tmp_path: Path, **changes: Any) -> PlannedRun:
+    return PlannedRun((), "s", ("p",), tmp_path / "staging", warehouse=tmp_path / "warehouse", **changes)
 
 
 def cdcpipe(code: str) -> tuple[str, ...]:
@@ -37,15 +37,15 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 def test_errors_on_this_machine_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    refuse_what_fails(plan(tmp_path), starts_spark=False)
-    refuse_what_fails(plan(tmp_path), starts_spark=True)
+    refuse_what_fails(planned(tmp_path), starts_spark=False)
+    refuse_what_fails(planned(tmp_path), starts_spark=True)
     (tmp_path / "jars").mkdir()
     with pytest.raises(InitError, match="no delta-spark"):
-        refuse_what_fails(plan(tmp_path, jars=tmp_path / "jars"), starts_spark=True)
-    refuse_what_fails(plan(tmp_path, jars=tmp_path / "jars"), starts_spark=False)
+        refuse_what_fails(planned(tmp_path, jars=tmp_path / "jars"), starts_spark=True)
+    refuse_what_fails(planned(tmp_path, jars=tmp_path / "jars"), starts_spark=False)
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     with pytest.raises(InitError) as caught:
-        refuse_what_fails(plan(tmp_path), starts_spark=False)
+        refuse_what_fails(planned(tmp_path), starts_spark=False)
     assert caught.value.hint == "use a local disk, or NFS 4"
 
 
@@ -53,7 +53,7 @@ def test_other_findings_on_this_machine_are_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(directories, "_LEAST_FREE", 1 << 60)
-    refuse_what_fails(plan(tmp_path), starts_spark=False)
+    refuse_what_fails(planned(tmp_path), starts_spark=False)
     said = lines(caplog)
     assert [level for level, _ in said] == [logging.WARNING] * 2
     assert "are free for staging: a full disk stops the pipeline. Fix: " in said[0][1]
@@ -63,7 +63,7 @@ def test_findings_on_the_server_are_logged(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, "spark_sink.doctor")
     answer = json.dumps(report(FOUND, server=None))
     asked = f"assert sys.argv[1:] == {['doctor', '-S', 's', '--quick', '--publication', 'p', '--json']!r}"
-    with ServerLook(plan(tmp_path), command=cdcpipe(f"{asked}; print({answer!r}); sys.exit(1)")):
+    with ServerLook(planned(tmp_path), command=cdcpipe(f"{asked}; print({answer!r}); sys.exit(1)")):
         until(lambda: len(lines(caplog)) == 2)
     assert lines(caplog) == [
         (logging.INFO, "unlimited: the disk. Fix: SET it"),
@@ -76,7 +76,7 @@ def test_an_invalid_answer_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
 ) -> None:
     caplog.set_level(logging.INFO, "spark_sink.doctor")
-    with ServerLook(plan(tmp_path), command=command):
+    with ServerLook(planned(tmp_path), command=command):
         until(lambda: lines(caplog))
     [(level, text)] = lines(caplog)
     assert (level, text.startswith("the doctor can't look at the server: ")) == (logging.INFO, True)
@@ -84,11 +84,11 @@ def test_an_invalid_answer_does_not_stop_the_run(
 
 def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_sink.doctor")
-    with ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)")):
+    with ServerLook(planned(tmp_path), command=cdcpipe("time.sleep(3600)")):
         pass
-    with ServerLook(plan(tmp_path), command=cdcpipe("print('asked')"), delay_s=86400):
+    with ServerLook(planned(tmp_path), command=cdcpipe("print('asked')"), delay_s=86400):
         pass
-    stopping = ServerLook(plan(tmp_path), command=cdcpipe("time.sleep(3600)"), is_stopping=lambda: True)
+    stopping = ServerLook(planned(tmp_path), command=cdcpipe("time.sleep(3600)"), is_stopping=lambda: True)
     with stopping:
         until(lambda: not stopping._thread.is_alive())
     assert lines(caplog) == []
@@ -105,10 +105,10 @@ def test_the_run_does_not_wait_for_an_answer(tmp_path: Path, caplog: pytest.LogC
     ],
 )
 def test_the_server_is_asked_about_a_start_that_copies(tmp_path: Path, options: dict[str, Any], asked: str) -> None:
-    assert words(replace(plan(tmp_path), **options)) == asked
+    assert words(replace(planned(tmp_path), **options)) == asked
 
 
-def words(asked: Plan) -> str:
+def words(asked: PlannedRun) -> str:
     """Return the options that `cdcpipe doctor` gets."""
     answer = f'{json.dumps(report([]))[:-1]}, "server": '
     says = cdcpipe(f"import json; print({answer!r}, json.dumps({{'words': sys.argv[sys.argv.index('p') + 1:-1]}}), '}}')")
@@ -138,7 +138,7 @@ def test_a_warehouse_that_has_its_copies_gets_none(tmp_path: Path, files: list[s
         (place / f"{name}.json").write_text(text)
     server = {"slot_exists": True, "table_bytes": 1 << 60}
     for mode, expected in is_copied.items():
-        asked = plan(tmp_path, create_slot=mode == "-c", snapshot=mode if mode in ("initial", "never") else None)
+        asked = planned(tmp_path, create_slot=mode == "-c", snapshot=mode if mode in ("initial", "never") else None)
         assert ("--copy" in words(asked)) == expected, mode
         found = [each for each in examine_machine(asked, server, starts_spark=False) if each.check == "warehouse.space"]
         assert ("are copied" in found[0].line) == expected, mode

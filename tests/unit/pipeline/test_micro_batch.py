@@ -159,7 +159,7 @@ def test_a_first_copy_that_failed_does_not_count_once_the_stream_makes_the_chang
     house, log = Warehouse(tmp_path / "warehouse", table_format), Log(tmp_path / "staging")
     house.open(EPOCH)
     copied_at = Position(1, log.end_lsn + 0x50)
-    wanted_copies.want(house, T, copied_at.lsn - 1, "new")
+    wanted_copies.want_copy(house, T, copied_at.lsn - 1, "new")
     landed_snapshots.record_start(house, T, copied_at)
     house.write_versions(T, [replace(version(copied_at.lsn, 0, ID), snapshot=((1, "id"), (2, "a")))])
     house.replica(T).mkdir(parents=True)

@@ -180,7 +180,7 @@ def test_oids_end_at_a_gap_before_the_tables_come_to_it(clock: Clock, tmp_path: 
     made.pass_gap()
     assert (made.progress.position, made.warehouse.source().system_id) == (Position(1, 0x100), "8")
     assert made._tables.names.servers.number((0x500, 0)) == 1
-    assert made._tables.answers.at(0x400) is not made._tables.published.at(0x401) is made._tables.published
+    assert made._tables.answers.at(0x400) is not made._tables.answers.at(0x401) is made._tables.answers
 
 
 def test_a_source_that_starts_late_is_started_again(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from spark_sink.staging.log import Epoch, Position
 from spark_sink.warehouse import gaps, landed_snapshots, last_look, wanted_copies
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_unfinished
-from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want
+from spark_sink.warehouse.wanted_copies import WantedCopy, waiting, want_copy
 from spark_sink.warehouse.warehouse import Warehouse
 from support.delta_log import commit
 from support.descriptions import ID, version
@@ -136,7 +136,7 @@ def healer(
 
 def wait_for(server: Server, *tables: Table) -> None:
     for number, table in enumerate(tables):
-        want(server.house, table, 100, "it was renamed", lambda at=float(number): at)
+        want_copy(server.house, table, 100, "it was renamed", lambda at=float(number): at)
 
 
 def test_all_that_wait_are_copied_so_many_at_a_time(server: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -272,7 +272,7 @@ def test_a_new_table_that_waits_already_is_looked_at_before_its_copy(server: Ser
     running.start()
     until(lambda: running.has_looked, "the first look")
     server.published.append("public.new")
-    want(server.house, Table("public", "new"), 100, "rows were changed or deleted that the replica did not have")
+    want_copy(server.house, Table("public", "new"), 100, "rows were changed or deleted that the replica did not have")
     until(lambda: server.begun == [["public.new"]], "the copy")
     running.stop()
     server.lsn = 2 * COPY_LSN
@@ -319,7 +319,7 @@ def test_what_the_initial_snapshot_lacks_is_recorded_before_it_counts_as_complet
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(wanted_copies, "want", killed)
+        patch.setattr(wanted_copies, "want_copy", killed)
         with pytest.raises(KeyboardInterrupt):
             snapshot._finish()
     assert is_unfinished(server.house)
@@ -344,7 +344,7 @@ def test_a_pause_stops_a_copy_that_is_made_afterwards(server: Server, monkeypatc
         until(lambda: not waiting(server.house), "the copy's end")
         assert len(server.begun) == begun + 1
         # The stream brings a reason while nobody waits.
-        want(server.house, B, 200, "a column was computed")
+        want_copy(server.house, B, 200, "a column was computed")
         until(lambda: not waiting(server.house), "the next copy")
     finally:
         made.stop()

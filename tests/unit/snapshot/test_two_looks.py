@@ -52,7 +52,7 @@ from spark_sink.warehouse.belonging import record_staging
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.initial_copy import is_begun, is_unfinished
 from spark_sink.warehouse.last_look import Seen, follow, read, unpublished, write
-from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, settle, waiting, want
+from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, settle, waiting, want_copy
 from spark_sink.warehouse.warehouse import Warehouse
 from support.descriptions import ID, version
 from support.segments import describe_epoch, relation
@@ -244,7 +244,7 @@ def test_a_table_that_has_left_keeps_what_a_new_mask_hides(
     """Nothing else says that the mask is not in force there: the table waits for nothing any more."""
     staging = house.root / "staging"
     make_epoch(staging, 1, 0, system_id="7123")
-    want(house, A, 151, reason)
+    want_copy(house, A, 151, reason)
     monkeypatch.setattr(two_looks, "look", lambda *_: found(table("b", relation_id=101), lsn=200))
     assert CatalogLook(LauncherConfig("slot", staging), house).look(lambda: False)
     assert waiting(house) == []
