@@ -33,7 +33,7 @@ from spark_sink.schema.masking import masked
 from spark_sink.schema.names import Names
 from spark_sink.schema.table import AFTER_ALL, Fill, Table, gone_columns
 from spark_sink.schema.types import assign_columns, fields_by_name, original_name, plain_name
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import table_names
 from spark_sink.warehouse.wanted_copies import want_copy
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def insert_snapshot(
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
             fills, _ = fills_after_snapshot(snapshot, version, columns)
-            then = warehouse.names().name(table, snapshot.place)
+            then = warehouse.recorded_names().name(table, snapshot.place)
             fills = _hide(warehouse, table, version, columns, fills, then, _columns_of(snapshot))
             found[following] = replace(found[following], fills=fills)
     return found
@@ -378,7 +378,7 @@ def check_masked(
     have. Those of another server tell nothing: its OIDs and numbers mean other tables and columns.
     """
     masks, own, place, done = warehouse.masks, (relation.namespace, relation.name), (lsn, 0), warehouse.source().position
-    until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), gaps.names(warehouse)
+    until, names = min(place, (0, 0) if done is None else (done.lsn + 1, 0)), table_names.names(warehouse)
     found = [each for each in schemas.until(relation.relation_id, until) if names.servers.is_one(each.place, place)]
     for described in [each for each in found if each.facts is not None][-1:]:
         masks.check_columns((described.relation.namespace, described.relation.name), _numbers(described), own, columns)

@@ -137,7 +137,7 @@ class CatalogDatabase:
 
     def rename(self) -> None:
         """Drop the old names of all tables that were renamed since the last call. `register` gives them their new names."""
-        names = self._warehouse.names()
+        names = self._warehouse.recorded_names()
         with self._lock:
             renamed = {naming.home for naming in names.namings if naming not in self._followed}
             self._called.update({naming.home: names.shown(naming.home) for naming in names.namings})

@@ -144,7 +144,7 @@ class Histories:
             changed, self._changed = self._changed, set()
         now = time.monotonic()
         if lock_state == self._lock_state and now < self._looked_at + _ALL_TABLES_S:
-            shown = self._warehouse.names().shown
+            shown = self._warehouse.recorded_names().shown
             return sorted(map(shown, changed | self._open))
         self._looked_at = now
         return self._warehouse.tables()

@@ -23,7 +23,7 @@ from spark_sink.pipeline.fit import gone
 from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.table import MESSAGES, has_key
 from spark_sink.schema.types import INEXACT_MESSAGE, split_schema
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import table_names
 from spark_sink.warehouse.comments import Comments, read_comments
 from spark_sink.warehouse.wanted_copies import want_copy
 from spark_sink.warehouse.warehouse import Warehouse
@@ -129,7 +129,7 @@ class KnownTables:
 
     def read_names(self) -> None:
         """Read the names of the tables, and of which server their OIDs are: at the start, and after each gap of the log."""
-        self.versions.names = gaps.record_names(self.warehouse)
+        self.versions.names = table_names.record_names(self.warehouse)
         self.answers.end_at(self.names.servers)
         self.schemas.read_gaps()
 

@@ -148,7 +148,9 @@ def _types(copy: Version) -> dict[int, _Type]:
 def is_hashed(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
     """Tell whether the tables have hashes of a column of a copy: under the name that the table has now, or had at first."""
     names = [name for each, name, *_ in copy.described if each == number]
-    return any(HASH in warehouse.masks.kinds(*called, names).values() for called in warehouse.names().first_and_last(table))
+    return any(
+        HASH in warehouse.masks.kinds(*called, names).values() for called in warehouse.recorded_names().first_and_last(table)
+    )
 
 
 def _has(name: str) -> Column:

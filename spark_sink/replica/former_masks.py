@@ -74,7 +74,7 @@ def changed_kinds(warehouse: Warehouse, table: Table, columns: Collection[str], 
     found: dict[str, str] = {}
     if not changes:
         return found
-    for name in warehouse.names().first_and_last(table):
+    for name in warehouse.recorded_names().first_and_last(table):
         kinds = warehouse.masks.kinds(*name, columns)
         for change in changes:
             then = Masks.of(change["masks"]).kinds(*name, columns)

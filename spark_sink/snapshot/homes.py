@@ -18,7 +18,7 @@ from cdcpipe.lsn import format_lsn
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files import places
 from spark_sink.schema.table import DDL, Table
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import table_names
 from spark_sink.warehouse.reached import reached_lsn
 from spark_sink.warehouse.warehouse import encode_name
 
@@ -37,7 +37,7 @@ class Homes:
 
     def __init__(self, house: Warehouse) -> None:
         self._house = house
-        self._names = gaps.names(house)
+        self._names = table_names.names(house)
         self._files = frozenset(places.list_names(house.root / "_cdcpipe/tables"))
 
     def table(self, relation_id: int, name: Table) -> Table:

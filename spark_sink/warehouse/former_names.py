@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from spark_sink.schema.table import AFTER_ALL
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import gaps, table_names
 from spark_sink.warehouse.last_look import Seen, SeenTable, read
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class FormerNames:
 
     def __init__(self, house: Warehouse) -> None:
         self._house = house
-        self._called = gaps.names(house)
+        self._called = table_names.names(house)
         self._looks: list[_Look] = []
         """The last look, and those at former servers of which changes are still to come."""
         seen, system_ids = read(house), [house.source().system_id]

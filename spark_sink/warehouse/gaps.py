@@ -17,7 +17,7 @@ from cdcpipe.errors import InvalidArgumentsError
 from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.files.places import make_directory, map_reads, read_json, write_json
 from spark_sink.schema.servers import NOTHING, Servers
-from spark_sink.schema.table import AFTER_ALL, copies_until
+from spark_sink.schema.table import copies_until
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import Position
 from spark_sink.warehouse import landed_snapshots
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from spark_sink.schema.names import Names
     from spark_sink.schema.table import Table, Version
     from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.warehouse import Warehouse
@@ -39,12 +38,10 @@ __all__ = [
     "complete_copies",
     "is_at_server_of_now",
     "is_copied_since",
-    "names",
     "open_gap",
     "read",
     "record",
     "record_healed",
-    "record_names",
     "servers",
     "unrecorded",
 ]
@@ -134,43 +131,6 @@ def servers(gaps: Iterable[TablesGap]) -> Servers:
     ends = [each for each in gaps if each.ends_oids]
     common = (NOTHING if each.is_other_server else each.gap.after_lsn for each in ends)
     return Servers((each.start.lsn for each in ends), common)
-
-
-def names(house: Warehouse) -> Names:
-    """Return the names of the tables, as of now. They go only by OIDs that the server at a place has.
-
-    Tables whose renames were lost have their former names behind these changes, even if the tables have not come there yet.
-    """
-    found = _recorded_names(house)
-    for naming in found.undone(AFTER_ALL):
-        found.add(naming)
-    return found
-
-
-def _recorded_names(house: Warehouse) -> Names:
-    found = house.names()
-    found.servers = servers(read(house))
-    return found
-
-
-def record_names(house: Warehouse) -> Names:
-    """Return the names of the tables; record and log each former name that a table has again.
-
-    Only the process that records names may call this. Tables that are not behind the lost changes yet keep the names that these
-    gave: more of these changes may come.
-    """
-    found = _recorded_names(house)
-    if not found.servers.lost(AFTER_ALL):  # a warehouse without a gap may have no source yet
-        return found
-    position = house.source().position
-    new = found.undone((0, 0) if position is None else (position.lsn + 1, -1))
-    for naming in new:
-        found.add(naming)
-    if new:
-        house.write_names(found)
-    for each in new:
-        _logger.warning("the server has lost the change of a name: %s is %s again, and its tables go on", each.former, each.name)
-    return found
 
 
 def is_at_server_of_now(house: Warehouse, epochs: Iterable[Epoch]) -> bool:

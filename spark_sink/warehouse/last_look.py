@@ -15,7 +15,7 @@ from cdcpipe.lsn import LSN, format_lsn
 from spark_sink.client import keyless
 from spark_sink.files.places import make_directory, read_json, write_json
 from spark_sink.schema.table import Table
-from spark_sink.warehouse import gaps
+from spark_sink.warehouse import table_names
 from spark_sink.warehouse.errors import undamaged
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def unpublished(house: Warehouse, tables: Mapping[Table, Sequence[Version]]) -> 
     seen = read(house)
     if seen is None:
         return None
-    names = gaps.names(house)
+    names = table_names.names(house)
     published = {names.shown(names.home(each.relation_id, each.table)) for each in seen.tables.values()}
     # The stream may tell of a new table before the next look.
     known = {table for table, versions in tables.items() if versions and versions[0].end_lsn <= seen.lsn}

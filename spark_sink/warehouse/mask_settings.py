@@ -166,7 +166,7 @@ def _without_note(house: Warehouse, recorded: Mapping[str, str]) -> tuple[Mappin
 
 def _named(house: Warehouse, patterns: Collection[str]) -> dict[Table, _Names]:
     """Return the tables for which these masks are, each with its first and its last name."""
-    parsed, known = [ColumnPattern.parse(text, "--mask").table for text in patterns], house.names()
+    parsed, known = [ColumnPattern.parse(text, "--mask").table for text in patterns], house.recorded_names()
     called = {table: known.first_and_last(table) for table in house.tables()}
     return {table: names for table, names in called.items() if any(each.matches(*name) for each in parsed for name in names)}
 

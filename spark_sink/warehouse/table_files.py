@@ -48,7 +48,7 @@ class TableFiles(Generic[_Value]):
         read = map_reads(self._read, list(directory.glob("*.json")), directory)
         if not (found := [each for each in read if each is not None]):
             return []
-        shown = house.names().shown
+        shown = house.recorded_names().shown
         return sorted(((shown(table), value) for table, value in found), key=lambda each: each[0])
 
     def _path(self, house: Warehouse, table: Table) -> Path:

@@ -432,8 +432,8 @@ class Warehouse:
         """The file with the names of the tables."""
         return self.root / "_cdcpipe/names.json"
 
-    def names(self) -> Names:
-        """Return the names of the tables, as of now."""
+    def recorded_names(self) -> Names:
+        """Return the names of the tables as names.json has them. Which of them a server has lost: `table_names.names`."""
         with undamaged(self._names_path):
             found = self._files.read(self._names_path, Names.from_json)
         return Names() if found is None else found.copy()
@@ -445,7 +445,7 @@ class Warehouse:
 
     def tables(self) -> list[Table]:
         """Return all tables of the warehouse, in order. Each prints as its name now."""
-        shown = self.names().shown
+        shown = self.recorded_names().shown
         return sorted(shown(table) for table, _ in _read_all_versions(self._files, self.root / "_cdcpipe/tables"))
 
     def all_versions(self) -> dict[Table, tuple[Version, ...]]:
@@ -459,7 +459,7 @@ class Warehouse:
             if str(table) == name:
                 return table
         schema, _, plain = name.partition(".")
-        since = self.names().since(Table(schema, plain))
+        since = self.recorded_names().since(Table(schema, plain))
         raise InvalidArgumentsError(
             f"{self.name} has no table {name!r}; it has {', '.join(map(str, tables)) or 'none'}",
             hint=None if since is None else f"{name} was renamed: it is {since} now",

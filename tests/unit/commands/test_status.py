@@ -83,7 +83,7 @@ def test_a_table_in_directories_of_another_name_is_named(pipeline: Path, command
     fruit, produce = Table("public", "fruit"), Table("public", "produce")
     for table in (Table("public", "Mixed case"), Table("public", "fruit", 16500)):
         house.write_versions(table, house.versions(fruit))
-    names = house.names()
+    names = house.recorded_names()
     names.add(Naming((1, 0), 1, fruit, produce, fruit))
     house.write_names(names)
     shown = commands.spark_cli("status", "--warehouse", str(house.root)).stdout

@@ -36,7 +36,7 @@ def test_a_renamed_table_leaves_its_name_before_its_tables_are_there(tmp_path: P
     names.register([old])
     with pytest.raises(WarehouseError, match=r"would both be shop\.public__log"):
         names.register([new])
-    monkeypatch.setattr(house, "names", lambda: Names([Naming((5, 0), 7, old, new, old)]))
+    monkeypatch.setattr(house, "recorded_names", lambda: Names([Naming((5, 0), 7, old, new, old)]))
     names.rename()
     names.register([old])
 
@@ -99,7 +99,7 @@ def test_a_renamed_table_leaves_the_name_of_a_moved_warehouse(tmp_path: Path, mo
     left = {"__changelog": "/former/changelog/public.fruit", "": house.replica(FRUIT), "__history": "/elsewhere/public.fruit"}
     spark: Any = LeftNames({f"`shop`.`public__fruit{name}`": place for name, place in left.items()})
     names = CatalogDatabase(spark, "shop", house)
-    monkeypatch.setattr(house, "names", lambda: Names([Naming((5, 0), 7, FRUIT, Table("public", "pear"), FRUIT)]))
+    monkeypatch.setattr(house, "recorded_names", lambda: Names([Naming((5, 0), 7, FRUIT, Table("public", "pear"), FRUIT)]))
     names.rename()
     assert list(spark.places) == ["`shop`.`public__fruit__history`"]
 
@@ -138,7 +138,7 @@ def test_a_table_that_is_renamed_each_night(tmp_path: Path, monkeypatch: pytest.
         return {f"`shop`.`{name}__changelog`": house.changelog(table), f"`shop`.`{name}`": house.replica(table)}
 
     known = Names(map(night, range(999)))
-    monkeypatch.setattr(house, "names", lambda: known)
+    monkeypatch.setattr(house, "recorded_names", lambda: known)
     spark: Any = FullCatalog(called("public__orders", nights[999]))
     names = CatalogDatabase(spark, "shop", house)
     names.rename()
@@ -162,7 +162,7 @@ def test_a_name_is_dropped_whichever_table_had_it_last(tmp_path: Path, monkeypat
     house = Warehouse(tmp_path, "delta")
     tables = [Table("public", "orders", number) for number in range(3)]
     known = Names(Naming((table.number, 0), table.number, FRUIT, Table("public", f"o{table.number}"), table) for table in tables)
-    monkeypatch.setattr(house, "names", lambda: known)
+    monkeypatch.setattr(house, "recorded_names", lambda: known)
     for table in tables:
         spark: Any = FullCatalog({"`shop`.`public__fruit`": house.replica(table)})
         CatalogDatabase(spark, "shop", house).rename()

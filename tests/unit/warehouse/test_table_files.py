@@ -93,7 +93,7 @@ def test_a_replica_that_cannot_be_removed_keeps_its_note(tmp_path: Path, monkeyp
     ("name", "text", "read"),
     [
         ("gaps.json", '{"gaps": ["x"]}', gaps.read),
-        ("names.json", '{"namings": "x"}', Warehouse.names),
+        ("names.json", '{"namings": "x"}', Warehouse.recorded_names),
         ("published.json", '{"tables": ["x"]}', last_look.read),
     ],
 )

@@ -117,10 +117,10 @@ def test_versions_and_names_of_years_are_those_of_the_files(tmp_path: Path) -> N
     a, b = Table("public", "a"), Table("public", "b")
     names = Names(Naming((lsn, 0), 7, *((a, b) if lsn % 2 else (b, a)), a) for lsn in range(1, 200))
     writer.write_names(names)
-    found_names = reader.names()
+    found_names = reader.recorded_names()
     found_names.add(Naming((300, 0), 7, b, Table("public", "c"), a))
-    assert reader.names().namings == names.namings
-    assert reader.names().name(a) == b
+    assert reader.recorded_names().namings == names.namings
+    assert reader.recorded_names().name(a) == b
 
 
 @pytest.mark.parametrize("value", [{}, {"schema": "public", "name": "t"}, {"schema": "public", "name": "t", "versions": [{}]}])
