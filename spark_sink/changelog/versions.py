@@ -76,7 +76,7 @@ def insert_snapshot(
         if version is not None and version.facts is not None:
             version = _typed(warehouse, version)
             fills, _ = fills_after_snapshot(snapshot, version, columns)
-            then = warehouse.recorded_names().name(table, snapshot.place)
+            then = table_names.names(warehouse).name(table, snapshot.place)
             fills = _hide(warehouse, table, version, columns, fills, then, _columns_of(snapshot))
             found[following] = replace(found[following], fills=fills)
     return found

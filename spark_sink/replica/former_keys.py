@@ -24,6 +24,7 @@ from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse import gaps
 from spark_sink.warehouse.reached import reached_lsn
+from spark_sink.warehouse.table_names import mask_names
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -146,11 +147,10 @@ def _types(copy: Version) -> dict[int, _Type]:
 
 
 def is_hashed(warehouse: Warehouse, table: Table, copy: Version, number: int) -> bool:
-    """Tell whether the tables have hashes of a column of a copy: under the name that the table has now, or had at first."""
+    """Tell whether the tables have hashes of a column of a copy: under one of the names of `mask_names`."""
     names = [name for each, name, *_ in copy.described if each == number]
-    return any(
-        HASH in warehouse.masks.kinds(*called, names).values() for called in warehouse.recorded_names().first_and_last(table)
-    )
+    called = mask_names(warehouse, [table])[table]
+    return any(HASH in warehouse.masks.kinds(*each, names).values() for each in called)
 
 
 def _has(name: str) -> Column:

@@ -22,6 +22,7 @@ from spark_sink.schema.types import plain_name
 from spark_sink.source.typed import OLD_PREFIX
 from spark_sink.spark.sql import quote
 from spark_sink.warehouse.errors import undamaged
+from spark_sink.warehouse.table_names import mask_names
 from spark_sink.warehouse.warehouse import masks_path, noted_masks
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def changed_kinds(warehouse: Warehouse, table: Table, columns: Collection[str], 
     found: dict[str, str] = {}
     if not changes:
         return found
-    for name in warehouse.recorded_names().first_and_last(table):
+    for name in mask_names(warehouse, [table])[table]:
         kinds = warehouse.masks.kinds(*name, columns)
         for change in changes:
             then = Masks.of(change["masks"]).kinds(*name, columns)

@@ -27,16 +27,18 @@ from spark_sink.files.places import make_directory, write_json
 from spark_sink.schema.table import copies_until
 from spark_sink.schema.types import original_name
 from spark_sink.staging import table_masks
-from spark_sink.warehouse import landed_snapshots, stored_histories
+from spark_sink.staging.log import list_epochs
+from spark_sink.warehouse import landed_snapshots, stored_histories, table_names
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.wanted_copies import MASKS_CHANGED, want_copy
 from spark_sink.warehouse.warehouse import MASKS_VERSION, another, masks_path, noted_masks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from spark_sink.schema.table import Table
+    from spark_sink.staging.log import Epoch
     from spark_sink.warehouse.lock import TableLock
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -124,7 +126,12 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     is_lost = bool(recorded) and not found and house.source().position is not None
     if is_lost or found.get("masks", {}) != masks:
         with lock.alone():
-            before, tables = _without_note(house, recorded) if is_lost else _with_changes(house, found.get("masks", {}))
+            # The gaps of these epochs may not be recorded yet.
+            epochs = list_epochs(staging)
+            if is_lost:
+                before, tables = _without_note(house, recorded, epochs)
+            else:
+                before, tables = _with_changes(house, found.get("masks", {}), epochs)
             for table, names in tables.items():
                 _check_key_columns(house, table, names, Masks.of(before))
             key = table_masks.read_key(staging)
@@ -138,13 +145,17 @@ def settle(house: Warehouse, lock: TableLock, staging: Path) -> None:
     table_masks.record(staging, masks, noted_masks(house.root).get("key"))
 
 
-def _with_changes(house: Warehouse, before: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
+def _with_changes(
+    house: Warehouse, before: Mapping[str, str], epochs: Sequence[Epoch]
+) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
     """Return the masks before, and the tables whose masks change, each with its names."""
     now = house.masks.as_kinds
-    return before, _named(house, {text for text in {*before, *now} if before.get(text) != now.get(text)})
+    return before, _named(house, {text for text in {*before, *now} if before.get(text) != now.get(text)}, epochs)
 
 
-def _without_note(house: Warehouse, recorded: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
+def _without_note(
+    house: Warehouse, recorded: Mapping[str, str], epochs: Sequence[Epoch]
+) -> tuple[Mapping[str, str], Mapping[Table, _Names]]:
     """Return the same for a warehouse without a note, whose log has ``recorded`` masks.
 
     It has lost the note, or is a copy from before its first mask. So its values count as not masked: the worst is a copy too many.
@@ -155,7 +166,7 @@ def _without_note(house: Warehouse, recorded: Mapping[str, str]) -> tuple[Mappin
         " masked",
         house.name,
     )
-    tables = _named(house, {*recorded, *house.masks.as_kinds})
+    tables = _named(house, {*recorded, *house.masks.as_kinds}, epochs)
     masks = Masks.of(recorded)
     before: dict[str, str] = {}
     for table, names in tables.items():
@@ -164,10 +175,10 @@ def _without_note(house: Warehouse, recorded: Mapping[str, str]) -> tuple[Mappin
     return before, tables
 
 
-def _named(house: Warehouse, patterns: Collection[str]) -> dict[Table, _Names]:
-    """Return the tables for which these masks are, each with its first and its last name."""
-    parsed, known = [ColumnPattern.parse(text, "--mask").table for text in patterns], house.recorded_names()
-    called = {table: known.first_and_last(table) for table in house.tables()}
+def _named(house: Warehouse, patterns: Collection[str], epochs: Sequence[Epoch]) -> dict[Table, _Names]:
+    """Return the tables for which these masks are, each with its names (`table_names.mask_names`)."""
+    parsed = [ColumnPattern.parse(text, "--mask").table for text in patterns]
+    called = table_names.mask_names(house, house.tables(), epochs)
     return {table: names for table, names in called.items() if any(each.matches(*name) for each in parsed for name in names)}
 
 
