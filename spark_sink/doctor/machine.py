@@ -10,7 +10,8 @@ from typing import Final
 
 from cdcpipe.doctor.findings import Verdict, error, ok
 from cdcpipe.errors import CdcpipeError
-from spark_sink.spark.session import DELTA_VERSION, find_jars, find_java
+from spark_sink.spark.java_home import find_java
+from spark_sink.spark.session import DELTA_VERSION, find_jars
 
 __all__ = ["INSTALL", "installed", "jars", "java", "packages"]
 

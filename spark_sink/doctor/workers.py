@@ -13,7 +13,7 @@ from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.units import format_duration
 from spark_sink.doctor.machine import INSTALL
-from spark_sink.spark import session
+from spark_sink.spark.failure import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,4 +107,4 @@ def reason(ex: Exception) -> tuple[str, str]:
     """Return the message and the hint for an error of a session or its workers."""
     if isinstance(ex, CdcpipeError):
         return ex.message, ex.hint or "see what Spark says above"
-    return session.reason_of(ex), "see what Spark says above"
+    return reason_of(ex), "see what Spark says above"

@@ -6,7 +6,7 @@ from cdcpipe.errors import CdcpipeError
 from spark_sink.files.system_hints import hint_in
 from spark_sink.pipeline.source_ends import ENDED, has_ended
 from spark_sink.spark import callbacks
-from spark_sink.spark.failed_start import reason_of
+from spark_sink.spark.failure import reason_of
 
 __all__ = ["PipelineError", "StoppedError", "own_error", "stopped_elsewhere"]
 

@@ -25,7 +25,7 @@ from pyspark.errors import AnalysisException
 from spark_sink.files import places
 from spark_sink.replica.history_view import HistoryShape, Known, UnfitError, history_shape, known_sql, view_sql
 from spark_sink.schema.table import has_key
-from spark_sink.spark.session import reason_of
+from spark_sink.spark.failure import reason_of
 from spark_sink.spark.sql import literal
 from spark_sink.warehouse import purged_changes
 

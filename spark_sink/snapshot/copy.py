@@ -38,7 +38,7 @@ from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.plan import LockedError, StaleSnapshotError
 from spark_sink.snapshot.table import Copying, copy_table
 from spark_sink.source import datasource
-from spark_sink.spark import session
+from spark_sink.spark.failure import raised_of, reason_of
 from spark_sink.spark.jobs import Jobs
 from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
@@ -421,14 +421,14 @@ class Snapshot:
             return ex
         if self._stopping:
             return SnapshotError(STOPPED)
-        raised = session.raised_of(ex)
+        raised = raised_of(ex)
         if raised is not None and raised[0] == StaleSnapshotError.__name__:
             return StaleSnapshotError(raised[1])
         if self._export is not None:
             self._export.check()
         if raised is not None and NOT_UTF8 in raised[1]:
             return SnapshotError(raised[1], hint=NOT_UTF8_HINT)
-        said = f"cannot copy table {Table.of(table.relation)}: {session.reason_of(ex)}"
+        said = f"cannot copy table {Table.of(table.relation)}: {reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
         return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cdcpipe.errors import CdcpipeError, ExcludedColumnError
+from cdcpipe.errors import ExcludedColumnError
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.running_time import RunningTime
@@ -37,7 +37,7 @@ from spark_sink.snapshot.copy import CHUNK_BYTES, FOLLOW_S, finish_killed
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
-from spark_sink.spark import session
+from spark_sink.spark.failure import said_of
 from spark_sink.warehouse import gaps, landed_snapshots, last_look, wanted_copies
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class Healer:
         except ExcludedColumnError:
             raise
         except Exception as ex:  # noqa: BLE001
-            said = _said(ex)
+            said = said_of(ex)
             if self._told.is_news(said, time.monotonic()):
                 _logger.warning("cannot find out which tables need a copy, %s: %s", then, said)
 
@@ -355,7 +355,7 @@ class Healer:
                 raise SnapshotError(f"nothing was read from the server for {stalled}", hint=_LOCKED)
 
     def _note_failure(self, tables: Sequence[Table], failure: Exception, then: str | None) -> None:
-        said, now = _said(failure), time.time()
+        said, now = said_of(failure), time.time()
         for table in tables:
             wanted_copies.record_failure(self._warehouse, table, said, now)
         names = ", ".join(map(str, tables))
@@ -363,7 +363,3 @@ class Healer:
         count = max((each.count for each in failed if each is not None), default=1)
         pause = format_duration(FAILURES.pause_s(count) or 0.0)
         _logger.warning("not copied: %s; %s: %s", names, then or f"it is tried again in {pause}, and the stream goes on", said)
-
-
-def _said(ex: Exception) -> str:
-    return ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)

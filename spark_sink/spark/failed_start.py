@@ -15,23 +15,20 @@ import re
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from cdcpipe.error_texts import SETTING, unexpected
 from cdcpipe.errors import InitError
 from cdcpipe.limits import limit_hint
-from spark_sink.files.system_hints import WORKER_ENDED, hint_in
-from spark_sink.spark import java_texts
+from spark_sink.files.system_hints import hint_in
+from spark_sink.spark.failure import text_of
 from spark_sink.spark.home import HOME_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["failed_start", "not_fetched", "raised_of", "reason_of"]
+__all__ = ["failed_start", "not_fetched"]
 
 JVM_ENDED: Final = "JAVA_GATEWAY_EXITED"
 """In the text of pyspark's error if the JVM ended before it had sent its port."""
 
-_CAUSE: Final = re.compile(r"^(?:Caused by)?: (?:(?:[\w$]+\.)+([\w$]+)(?:: |$))?(.*)$", re.MULTILINE)
-"""A Java exception in the text of a stack trace: its class and its message. Either may be missing."""
 _UNCAUGHT: Final = re.compile(r'^Exception in thread "main" (?:[\w$]+\.)+([\w$]+)(?:: (.*))?$')
 _NOISE: Final = re.compile(
     r"WARNING: |\s+at |\t|:: |\d{4}-\d\d-\d\d |Error occurred during init"
@@ -45,43 +42,7 @@ _OPEN_FILES: Final = re.compile(r"Too many open files|Error loading java\.securi
 """With too few open files, the JVM opens Spark's some 300 jars, and then cannot open a file of its own."""
 _NO_USER: Final = re.compile(r"could not determine effective user|invalid null input: name")
 """Hadoop finds no name for the user id of the process."""
-_WITHHELD: Final = f"(its text may have values of rows: {SETTING}=1 shows it)"
 _MASTERS: Final = "it takes local[N], yarn, spark://HOST:PORT or k8s://HOST:PORT"
-
-
-def raised_of(ex: BaseException) -> tuple[str, str] | None:
-    """Return class and message of an exception that a Python worker raised, from the traceback in Spark's error; None if none.
-
-    A message that may have values of rows is left out: it is then the class.
-    """
-    raised = re.findall(r"^((?:[a-z_]+\.)*)([A-Z]\w*(?:Error|Invalid)): (.+)$", str(ex), re.MULTILINE)
-    if not raised:
-        return None
-    module, name, message = raised[-1]
-    return name, message if java_texts.is_shown(module, name) else f"{name} {_WITHHELD}"
-
-
-def reason_of(ex: BaseException) -> str:
-    """Return the reason of an error in one line, without values of rows. Spark may have wrapped the error."""
-    if raised := raised_of(ex):
-        return raised[1]
-    if (condition := java_texts.condition_of(str(ex))) is not None:
-        return f"[{condition}] {_WITHHELD}"
-    kind = type(ex)
-    if not java_texts.is_shown(f"{kind.__module__}.", kind.__name__):
-        return f"{unexpected(ex)} {_WITHHELD}"
-    return _reason(ex)
-
-
-def _reason(ex: BaseException) -> str:
-    text = str(ex).strip()
-    if WORKER_ENDED in text:  # after it, Spark gives advice for those who look for a defect in the worker
-        return WORKER_ENDED
-    # The first line names the call from Python. The lines of Java's exceptions follow, with their causes.
-    causes = [message if message and java_texts.is_of_java_shown(kind) else kind for kind, message in _CAUSE.findall(text)]
-    if not causes:
-        return text.partition("\n")[0] or type(ex).__name__
-    return causes[0] if causes[-1] in causes[0] else f"{causes[0].rstrip('.')}: {causes[-1]}"
 
 
 def reason_in(lines: Sequence[str]) -> str | None:
@@ -114,7 +75,7 @@ def failed_start(
     ``settings`` are those of the session, ``given`` those of ``--conf`` among them, and ``said`` has the lines that the JVM wrote
     before its end; None if it has not ended.
     """
-    reason = _reason(ex) if said is None else reason_in(said)
+    reason = text_of(ex) if said is None else reason_in(said)
     hint = _hint(reason or "", settings["spark.master"], given)
     if reason is None:
         hint = f"did the system kill it, for lack of memory (dmesg)? Then give it more, and start again. If not: {hint}"

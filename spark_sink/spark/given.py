@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_sink.spark import refused_settings, session, shared
+from spark_sink.spark import java_home, refused_settings, session, shared
 from spark_sink.spark.existing import existing
 from spark_sink.spark.home import check_named
 
@@ -29,6 +29,6 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
         session.check(given, format)
     session.check_jvm(format)
     refused_settings.refuse(conf.get)
-    session.find_java()
+    java_home.find_java()
     check_named()
     return None

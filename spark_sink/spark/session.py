@@ -24,9 +24,10 @@ from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
 from spark_sink.spark import jvm, refused_settings, secret_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, stay_on_this_machine
-from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched, raised_of, reason_of
+from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched
+from spark_sink.spark.failure import reason_of
 from spark_sink.spark.home import GATEWAY, is_local_master, user_home
-from spark_sink.spark.java_home import export_java, find_java
+from spark_sink.spark.java_home import export_java
 from spark_sink.spark.java_options import java_options
 from spark_sink.spark.settings import DELTA_CATALOG, DELTA_EXTENSION, DELTA_SETTINGS, LOCAL_SETTINGS, general_settings
 
@@ -45,11 +46,8 @@ __all__ = [
     "copy",
     "ended_error",
     "find_jars",
-    "find_java",
     "is_stopped",
     "own",
-    "raised_of",
-    "reason_of",
     "stop",
 ]
 

@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StructType, VariantType
 
-from cdcpipe.errors import CdcpipeError
 from cdcpipe.threads import Worker
 from cdcpipe.units import few, format_duration
 from spark_sink.delta import log as delta_log
@@ -57,6 +56,7 @@ from spark_sink.delta.unused_files import is_unfinished, unused_files
 from spark_sink.files import clock, places
 from spark_sink.schema.table import NO_COPIES, has_key
 from spark_sink.spark import session
+from spark_sink.spark.failure import said_of
 from spark_sink.spark.jobs import Jobs
 from spark_sink.spark.sql import quote
 from spark_sink.upkeep import purge
@@ -369,5 +369,4 @@ def _forgiving(path: Path, done: str, is_stopping: Callable[[], bool]) -> Iterat
         if is_stopping():
             _logger.info("stopped before %s was %s", places.name(path), done, exc_info=True)
             return
-        said = ex.message if isinstance(ex, CdcpipeError) else session.reason_of(ex)
-        _logger.warning("%s was not %s this time, upkeep tries again later: %s", places.name(path), done, said)
+        _logger.warning("%s was not %s this time, upkeep tries again later: %s", places.name(path), done, said_of(ex))

@@ -132,10 +132,10 @@ def log(tmp_path: Path) -> Log:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     """Yield a local Spark session with Delta, the same one for the whole run."""
     from cdcpipe.errors import InitError
-    from spark_sink.spark import session
+    from spark_sink.spark import java_home, session
 
     try:
-        session.find_java()
+        java_home.find_java()
     except InitError as ex:
         missing(f"{ex}: {ex.hint}")
     warehouse = tmp_path_factory.mktemp("spark-warehouse")

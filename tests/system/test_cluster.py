@@ -20,7 +20,7 @@ import pytest
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.replica.current import read_replica
 from spark_sink.schema.table import Table
-from spark_sink.spark import session
+from spark_sink.spark import java_home, session
 from spark_sink.warehouse.warehouse import Warehouse
 from support.paths import ROOT
 
@@ -73,7 +73,7 @@ def started(command: list[str], log: Path, **options: Any) -> Iterator[subproces
 def plain_environment(**more: str) -> dict[str, str]:
     """Return the environment of a daemon on another machine: nothing of this project."""
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-    return inherited | {"JAVA_HOME": str(session.find_java()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
+    return inherited | {"JAVA_HOME": str(java_home.find_java()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from spark_sink.metrics.collector import LandMetrics, RunMetrics
 from spark_sink.pipeline import runner
 from spark_sink.pipeline.config import RunConfig
 from spark_sink.schema.table import Table
-from spark_sink.spark import session
+from spark_sink.spark import java_home
 from spark_sink.staging import last_error
 from spark_sink.staging.log import Position, Segment, list_segments
 from spark_sink.warehouse.formats import DeltaFormat
@@ -48,7 +48,7 @@ def read(collected: LandMetrics) -> dict[tuple[Metric, tuple[str, ...]], object]
 
 
 def test_a_busy_slot_is_not_taken_for_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.setattr(runner, "_WATCH_AFTER_S", 0.0)
     config = LauncherConfig("s", tmp_path / "staging", ("p",), command=BUSY_SLOT)
     with runner.Runner(RunConfig(config, tmp_path / "warehouse")) as made:

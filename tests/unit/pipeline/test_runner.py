@@ -35,7 +35,7 @@ from spark_sink.snapshot.copy import Snapshot, SnapshotProgress
 from spark_sink.snapshot.gap import GapSnapshot
 from spark_sink.snapshot.initial import InitialSnapshot
 from spark_sink.snapshot.schedule import Hours
-from spark_sink.spark import given, jvm, session
+from spark_sink.spark import given, java_home, jvm, session
 from spark_sink.spark.home import GATEWAY, HOME_HINT, check_named
 from spark_sink.staging import last_error
 from spark_sink.staging.filler import SealPolicy
@@ -212,7 +212,7 @@ def test_directories_can_be_texts(tmp_path: Path) -> None:
 
 
 def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     made = Runner(RunConfig(launcher(tmp_path, available_now=True), tmp_path / "warehouse"))
     made.request_stop()
     with made:
@@ -231,7 +231,7 @@ def test_certain_failures_show_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_file_system_without_locks_is_refused_before_there_is_a_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     made = Runner(RunConfig(launcher(tmp_path, command=("/nonesuch/cdcpipe",)), tmp_path / "warehouse"))
     with pytest.raises(InitError, match=r"flock does not work in .*: two processes could write at one time"):
@@ -241,7 +241,7 @@ def test_a_file_system_without_locks_is_refused_before_there_is_a_slot(monkeypat
 
 
 def test_another_spark_is_refused_before_there_is_a_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.delenv(GATEWAY, raising=False)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
     monkeypatch.setattr("spark_sink.spark.given.existing", lambda: None)  # other tests of this process may have one
@@ -264,7 +264,7 @@ def test_another_spark_is_refused_before_there_is_a_slot(monkeypatch: pytest.Mon
 
 
 def test_an_error_is_raised_where_one_waits_and_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     config = launcher(tmp_path, command=("/nonesuch/cdcpipe",))
     (tmp_path / "staging").mkdir(mode=0o700)
     with pytest.raises(FileNotFoundError), Runner(RunConfig(config, tmp_path / "warehouse")) as made:
@@ -288,7 +288,7 @@ def test_an_error_of_the_start_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its note of an initial snapshot kept the run that worked there from copying any table, until a restart."""
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     config = launcher(tmp_path, command=("/nonesuch/cdcpipe",), create_slot=True)
     with closing(StagingLock(tmp_path / "staging")):
         with (
@@ -309,7 +309,7 @@ def test_a_run_holds_the_lock_while_the_server_exports_the_snapshot(monkeypatch:
         owners.append(lock_owner(tmp_path / "staging"))
         raise InitError("no snapshot")
 
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.setattr(InitialSnapshot, "prepare", fail)
     with pytest.raises(InitError, match="no snapshot"), Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse")) as made:
         made.wait()
@@ -362,7 +362,7 @@ def test_the_last_run_that_leaves_a_session_stops_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "own", lambda spark: spark)
     monkeypatch.setattr(session, "build", build)
     monkeypatch.setattr("spark_sink.spark.given.existing", lambda: made)
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     config = RunConfig(launcher(tmp_path), tmp_path / "warehouse")
     first, second, third = Runner(config)._session(), Runner(config)._session(), Runner(config, cast("Any", made))._session()
     with ExitStack() as later:
@@ -404,7 +404,7 @@ def test_a_run_that_is_stopped_before_spark_has_started_removes_the_last_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each end with exit code 0 does. `status --check` was CRITICAL for an error of long ago after a planned stop."""
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     made = noted(tmp_path)
     made.request_stop()
     with made:

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from cdcpipe.errors import InitError
-from spark_sink.spark import given, jvm, secret_settings, session, shared
+from spark_sink.spark import given, java_home, jvm, secret_settings, session, shared
 from spark_sink.spark.existing import existing
 from support.given_sessions import given_session
 from support.waiting import DEADLINE_S
@@ -116,7 +116,7 @@ def test_a_run_does_not_take_the_session_that_another_run_is_making_for_the_prog
     Builder(monkeypatch)
     making = TellingLock()
     monkeypatch.setattr("pyspark.sql.SparkSession.Builder._lock", making)
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.setattr(given, "check_named", lambda: None)
     monkeypatch.setattr(session, "stop", lambda _: None)
     taken, runs = list[Future[Any]](), get_ident()
@@ -148,7 +148,7 @@ def test_a_run_does_not_take_the_session_that_the_last_run_is_stopping(monkeypat
 
     made.stop = stop
     monkeypatch.setattr(given, "existing", lambda: made)  # pyspark forgets it after the stop
-    monkeypatch.setattr(session, "find_java", lambda: None)
+    monkeypatch.setattr(java_home, "find_java", lambda: None)
     monkeypatch.setattr(given, "check_named", lambda: None)
     with shared.entered(None, build):
         pass

@@ -6,7 +6,8 @@ import pytest
 
 from spark_sink.files.system_hints import hint_in
 from spark_sink.spark import jvm, session
-from spark_sink.spark.failed_start import failed_start, not_fetched, reason_of
+from spark_sink.spark.failed_start import failed_start, not_fetched
+from spark_sink.spark.failure import reason_of
 from support.spark_errors import Py4JError
 
 ENDED = "[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number."

@@ -8,7 +8,7 @@ import pytest
 from cdcpipe import logs
 from cdcpipe.error_texts import SETTING
 from spark_sink.pipeline.failures import own_error
-from spark_sink.spark.failed_start import raised_of, reason_of
+from spark_sink.spark.failure import raised_of, reason_of
 from spark_sink.spark.java_texts import Lines, withheld
 from spark_sink.spark.jvm_output import JvmOutput
 from support.spark_errors import Py4JError

@@ -21,6 +21,7 @@ from spark_sink.schema.table import MESSAGES, SCHEMA_HISTORY, Table, Version
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import java_home, session
 from spark_sink.spark.environment import prepare_workers
+from spark_sink.spark.failure import raised_of, reason_of
 from spark_sink.staging.log import Epoch, Position, StagingError
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.warehouse import Warehouse, encode_name
@@ -234,8 +235,8 @@ spark_sink.staging.StagingError: segment 1 is damaged
     ],
 )
 def test_an_error_of_spark_in_one_line(text: str, reason: str) -> None:
-    assert session.reason_of(Py4JError(text)) == reason
-    assert session.raised_of(Py4JError(text)) == (("StagingError", reason) if text is PYTHON else None)
+    assert reason_of(Py4JError(text)) == reason
+    assert raised_of(Py4JError(text)) == (("StagingError", reason) if text is PYTHON else None)
 
 
 def test_a_directory_without_delta(tmp_path: Path) -> None:
