@@ -60,7 +60,7 @@ def ours(spark: SparkSession, cluster: postgres.Cluster, scratch: Path, turn: in
         with Launcher(config) as launcher:
             launcher.wait()
         started = time.perf_counter()
-        snapshot.start(spark, config.staging)
+        snapshot.start(spark)
         snapshot.wait()
         seconds = time.perf_counter() - started
     finally:

@@ -100,7 +100,7 @@ def command(
             snapshot.prepare(stopping.is_set)
             locks = [lock_file(house.local_root(staging))]
             with warehouse_session(house, "cdcpipe snapshot", jars=jars, master=master, confs=confs, locks=locks) as spark:
-                snapshot.start(spark, staging, stopping.is_set)
+                snapshot.start(spark, stopping.is_set)
                 _show(snapshot, stopping)
                 snapshot.stop()
         except InterruptedError:

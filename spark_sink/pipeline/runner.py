@@ -319,7 +319,7 @@ class Runner(Background):
     def _copy(self, spark: SparkSession, snapshot: Snapshot) -> None:
         """Copy the tables. Stops early if the run is asked to stop."""
         try:
-            snapshot.start(spark, self.config.launcher.staging, self._stopping.is_set)
+            snapshot.start(spark, self._stopping.is_set)
             while not snapshot.wait(_LOOK_S) and not self._stopping.is_set():
                 self._check_others()
         finally:

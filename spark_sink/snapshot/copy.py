@@ -103,6 +103,8 @@ class Snapshot:
 
     waits_for_names: ClassVar[bool] = True
     """Whether a table is refused if the stream may still tell that it was renamed (homes.py)."""
+    finishes_killed: ClassVar[bool] = True
+    """Whether snapshots that killed processes have left unfinished are finished before the first table is copied."""
 
     def __init__(self, config: LauncherConfig, warehouse: Warehouse, name: str, chunk_bytes: int, hold_s: float) -> None:
         self.config = config
@@ -136,19 +138,20 @@ class Snapshot:
 
     # --- for its owner ---
 
-    def start(self, spark: SparkSession, staging: Path | str, is_stopping: Callable[[], bool] = lambda: False) -> None:
+    def start(self, spark: SparkSession, is_stopping: Callable[[], bool] = lambda: False) -> None:
         """Start the copying thread, and return at once. The launcher must have begun its epoch.
 
         If the masks have changed, wait for a process that has the tables alone. Raises InterruptedError once ``is_stopping`` is
         True.
         """
         assert self._export is not None
+        staging = self.config.staging
         epochs = list_epochs(staging)
         if not epochs:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._epochs = epochs
         self._bind(epochs[-1])
-        settle(self.warehouse, TableLock(self.warehouse.local_root(self.config.staging), is_stopping), self.config.staging)
+        settle(self.warehouse, TableLock(self.warehouse.local_root(staging), is_stopping), staging)
         self._spark = spark
         datasource.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))
@@ -184,20 +187,12 @@ class Snapshot:
         """Raise WarehouseError unless the warehouse belongs to the log."""
         raise NotImplementedError
 
-    def _begin(self) -> None:
-        """Prepare the warehouse before the first table is copied."""
-
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         """Return the published tables that still have to be copied. ``homes`` has their tables in the warehouse."""
         raise NotImplementedError
 
     def _finish(self) -> None:
         """Record the end, after all tables are copied."""
-
-    def _finish_killed(self) -> None:
-        """Finish the snapshots that killed processes have left unfinished, before another one is added to the tables."""
-        assert self._spark is not None
-        finish_killed(self._spark, self.warehouse, self.config.staging, lambda: self._stopping)
 
     def _run(self) -> None:
         try:
@@ -240,7 +235,9 @@ class Snapshot:
 
     def _copy(self) -> None:
         """Copy all tables. Those that this snapshot can't give are copied with another one."""
-        self._begin()
+        assert self._spark is not None
+        if self.finishes_killed:
+            finish_killed(self._spark, self.warehouse, self.config.staging, lambda: self._stopping)
         if not self._is_begun:
             places.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
         losses = rewrites = 0

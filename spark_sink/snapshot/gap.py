@@ -3,7 +3,7 @@
     snapshot = GapSnapshot(config, warehouse)
     if not snapshot.record_if_healed(prepared.tables):
         snapshot.prepare(lambda: False)
-        snapshot.start(spark, staging)          # returns at once
+        snapshot.start(spark)       # returns at once
         snapshot.wait()
 
 The pipeline may run meanwhile. After a kill the next run goes on with the tables that were not copied since the gap.
@@ -95,9 +95,6 @@ class GapSnapshot(Snapshot):
 
     def _bind(self, epoch: Epoch) -> None:
         self.warehouse.open(epoch, former_system_ids(self._epochs))
-
-    def _begin(self) -> None:
-        self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         return [table for table in plan.tables if table.relation.columns and self._lacks(homes.of(table.relation))]

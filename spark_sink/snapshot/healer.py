@@ -318,7 +318,7 @@ class Healer:
             failure: Exception | None = None
             try:
                 snapshot.prepare(self._is_interrupted)
-                snapshot.start(self._spark, self._config.staging, self._is_interrupted)
+                snapshot.start(self._spark, self._is_interrupted)
                 self._wait_for(snapshot)
             except InterruptedError:
                 pass

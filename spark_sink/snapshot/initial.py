@@ -3,7 +3,7 @@
     snapshot = InitialSnapshot(config, warehouse)
     snapshot.prepare(lambda: False)         # call it before the launcher starts: it creates the slot of a new pipeline
     if snapshot.is_needed:
-        snapshot.start(spark, staging)      # returns at once
+        snapshot.start(spark)               # returns at once
         snapshot.wait()
 
 If `prepare` creates the slot, the snapshot has the position of the slot's beginning. For a slot that exists, it has a later one, at
@@ -66,6 +66,8 @@ class InitialSnapshot(Snapshot):
     ``mode`` is ``initial``, ``never`` or None. None means ``initial`` for a new warehouse if the slot may be created (``-c``). It
     also means ``initial`` if an initial snapshot is unfinished.
     """
+
+    finishes_killed = False  # the start of the pipeline, which follows, does (beginning.py)
 
     def __init__(
         self,

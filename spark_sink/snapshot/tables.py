@@ -3,7 +3,7 @@
     # hold SNAPSHOT_LOCK
     snapshot = TableSnapshot(config, warehouse, ["public.fruit"])
     snapshot.prepare(lambda: False)
-    snapshot.start(spark, staging)          # returns at once
+    snapshot.start(spark)                   # returns at once
     snapshot.wait()
 
 This is for tables that were added to the publication later, for slots that were created without a snapshot, and for tables whose
@@ -76,9 +76,6 @@ class TableSnapshot(Snapshot):
     def _check_source(self, theirs: str, **values: str) -> None:
         hint = "connect to the server and database of these changes, and give their staging directory"
         self.warehouse.check_source(theirs, hint, **values)
-
-    def _begin(self) -> None:
-        self._finish_killed()
 
     def _choose(self, plan: Plan, homes: Homes) -> list[TablePlan]:
         published = {str(Table.of(table.relation)): table for table in plan.tables}

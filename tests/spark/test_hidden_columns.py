@@ -54,7 +54,7 @@ class Hidden:
         copy = TableSnapshot(self.config.launcher, Warehouse.existing(self.warehouse), [f"public.{name}"])
         try:
             copy.prepare(lambda: False)
-            copy.start(self.spark, self.staging)
+            copy.start(self.spark)
             copy.wait()
         finally:
             copy.stop()

@@ -302,7 +302,7 @@ def test_waiting_for_a_lock(
             snapshot._plan = plan_then_lock
         else:
             lock()
-        snapshot.start(spark, config.staging)
+        snapshot.start(spark)
         until(lambda: copied.query(waiting), "the wait for the lock")
         assert not snapshot.wait(0)
         if not is_stopped:
@@ -399,7 +399,7 @@ def test_one_table_that_fails_ends_it(
     snapshot.prepare(lambda: False)
     with Launcher(config) as launcher:
         launcher.wait()
-    snapshot.start(spark, config.staging)
+    snapshot.start(spark)
     try:
         with pytest.raises(SnapshotError, match="as it happens"):
             snapshot.wait(120)

@@ -316,7 +316,7 @@ def test_stopped_in_the_middle_it_goes_on_with_the_next_chunk(
     snapshot = road.table_snapshot("busy", hold_s=60.0)
     snapshot.prepare(lambda: False)
     blocker.execute("lock table rest in access exclusive mode")  # so that the copy does not come to its end
-    snapshot.start(spark, road.staging)
+    snapshot.start(spark)
     until(lambda: done() >= 3 or snapshot.wait(0), "three chunks")
     snapshot.stop()
     blocker.rollback()

@@ -75,7 +75,7 @@ class InitialCopy:
                 while_copying()
             with Launcher(config) as launcher:
                 if snapshot.is_needed:
-                    snapshot.start(self.spark, config.staging)
+                    snapshot.start(self.spark)
                     snapshot.wait()
                     # From here on no snapshot holds back VACUUM, even if the stream continues for a long time.
                     until(lambda: self.query(HELD) == [(0,)], "the snapshot's end")
@@ -141,7 +141,7 @@ class TableCopies(Road):
             snapshot.prepare(lambda: False)
             if while_held is not None:
                 while_held()
-            snapshot.start(self.spark, self.staging)
+            snapshot.start(self.spark)
             snapshot.wait()
         finally:
             snapshot.stop()

@@ -603,7 +603,6 @@ def test_a_first_copy_that_was_killed_at_its_end_is_one(house: Warehouse, tmp_pa
     snapshot._note(is_complete=False)
     if is_given_up:
         snapshot.give_up()
-    snapshot._begin()
     snapshot._finish()
     assert (is_unfinished(house), landed_snapshots.unfinished(house), waiting(house)) == (False, [(A, Position(1, 160))], [])
 
