@@ -194,6 +194,14 @@ class Runner(Background):
 
     def _bring(self, stack: ExitStack) -> None:
         """Bring the slot's changes to the tables until the run ends. ``stack`` stops all that was started, in reverse order."""
+        self._start_stream(stack)
+        if self._has_nothing_to_do():
+            self._is_complete = True
+        else:
+            self._write_tables(stack)
+
+    def _start_stream(self, stack: ExitStack) -> None:
+        """Start the launcher, with the slot that the initial snapshot may make before it, and look at the catalog once."""
         config = self.config
         for text in config.without_effect():
             _logger.warning("%s", text)
@@ -224,9 +232,10 @@ class Runner(Background):
             self._check_stopping()
         self._snapshot.give_up()
         want_deleted(self._warehouse)
-        if self._has_nothing_to_do():
-            self._is_complete = True
-            return
+
+    def _write_tables(self, stack: ExitStack) -> None:
+        """Bring the log's changes to the tables with Spark, and copy what the stream does not have, until the run ends."""
+        config = self.config
         stack.enter_context(
             ServerLook(self._planned, command=config.launcher.command, delay_s=_WATCH_AFTER_S, is_stopping=self._stopping.is_set)
         )
