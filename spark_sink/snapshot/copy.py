@@ -48,7 +48,7 @@ from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -209,19 +209,16 @@ class Snapshot:
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
         """Let the server export a snapshot, or continue with the snapshot of an earlier run (see `ExportedSnapshot`)."""
         make_root(self.config.staging)
-        directory, tables = self._export_directory(), self._names
+        directory, tables = _export_directory(self.warehouse, self.config.staging, self._name), self._names
         self._export = ExportedSnapshot(
             self.config, is_stopping, directory, tables=tables, hold_s=self._hold_s, on_held=self._on_held
         )
         self._is_begun = self._export.is_left_over
         return self._export
 
-    def _export_directory(self) -> Path:
-        return self.warehouse.local_root(self.config.staging) / "_cdcpipe" / f"{self._name}_export"
-
     def _drop_left(self) -> None:
         """Remove what an earlier process has left, and let the server drop its snapshot."""
-        drop_left(self._export_directory())
+        drop_left(_export_directory(self.warehouse, self.config.staging, self._name))
         places.remove_tree(self._scratch)
 
     def _release(self, *, is_done: bool) -> None:
@@ -279,7 +276,6 @@ class Snapshot:
         """Copy the tables that are not copied yet; return those that need another snapshot."""
         export = self._export
         assert export is not None
-        assert self._spark is not None
         assert self._counts is not None
         connection = snapshot_plan.conninfo(export.connection, export.prepared.server_version)
         plan = self._plan(connection, export.name)
@@ -287,8 +283,26 @@ class Snapshot:
         copied.record(self.config.staging, int(export.consistent_point))
         homes = Homes(self.warehouse)
         wanted = self._choose(plan, homes)
+        copying = self._copying(export, connection, is_utf8=plan.is_utf8)
+        if self.waits_for_names:
+            for each in wanted:
+                homes.check(each.relation, copying.position.lsn)
         rows, chunks = self._counts
-        copying = Copying(
+        self._tables = len(self.copied) + len(wanted)
+        self._row_estimate = rows.value + sum(table.row_estimate for table in wanted)
+        self._chunks = chunks.value + sum(len(table.chunks) for table in wanted)
+        self._is_begun = True
+        rewritten = self._copy_all(copying, wanted, homes)
+        if self._stopping:
+            raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")
+        return rewritten
+
+    def _copying(self, export: ExportedSnapshot, connection: str, *, is_utf8: bool) -> Copying:
+        """Return what the copies of all tables share. This notes the position, which the log's epochs must cover already."""
+        assert self._spark is not None
+        assert self._counts is not None
+        rows, chunks = self._counts
+        return Copying(
             spark=self._spark,
             warehouse=self.warehouse,
             scratch=self._scratch,
@@ -296,55 +310,48 @@ class Snapshot:
             snapshot=export.name,
             position=self._position(int(export.consistent_point)),
             time_us=export.time_us,
-            is_utf8=plan.is_utf8,
+            is_utf8=is_utf8,
             rows=rows,
             chunks=chunks,
             leave_out=self._leave_out,
             is_stopping=lambda: self._stopping,
             lock=TableLock(self.warehouse.local_root(self.config.staging)),
         )
-        if self.waits_for_names:
-            for each in wanted:
-                homes.check(each.relation, copying.position.lsn)
-        self._tables = len(self.copied) + len(wanted)
-        self._row_estimate = rows.value + sum(table.row_estimate for table in wanted)
-        self._chunks = chunks.value + sum(len(table.chunks) for table in wanted)
-        self._is_begun = True
-        rewritten = []
 
-        def copy(plan: TablePlan) -> Table | None:
-            if self._stopping:
-                return None
-            self._jobs.include_mine(copying.spark)
-            table = homes.of(plan.relation)
-            try:
-                count = copy_table(copying, plan, table)
-            except Exception as ex:
-                error = self._error_of(ex, plan)
-                if isinstance(error, StaleSnapshotError):
-                    _logger.warning("copying the table again, with another snapshot: %s", error.message)
-                    return table
-                if error is ex:  # its cause stays
-                    raise
-                raise error from ex
-            with self._lock:
-                self.copied[table] = count, copying.position
-            return None
-
+    def _copy_all(self, copying: Copying, wanted: Sequence[TablePlan], homes: Homes) -> list[Table]:
+        """Copy some tables at the same time; return those that need another snapshot. An error cancels the other copies."""
         with ThreadPoolExecutor(self.tables_at_once, "cdcpipe-snapshot") as pool:
             # Start with the large tables, so that at the end no single thread copies a large one alone.
-            futures = [pool.submit(copy, table) for table in sorted(wanted, key=lambda table: -len(table.chunks))]
+            ordered = sorted(wanted, key=lambda table: -len(table.chunks))
+            futures = [pool.submit(self._copy_one, copying, table, homes) for table in ordered]
             try:
-                rewritten = [name for name in (future.result() for future in futures) if name is not None]
+                return [name for name in (future.result() for future in futures) if name is not None]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 # A future that was cancelled before it began never counts as done, so it is left out.
                 begun = [future for future in futures if not future.cancelled()]
                 self._jobs.cancel_until(copying.spark, lambda timeout_s: not wait(begun, timeout_s).not_done)
                 raise
+
+    def _copy_one(self, copying: Copying, plan: TablePlan, homes: Homes) -> Table | None:
+        """Copy a table, unless the copy is to stop. Returns the table if it needs another snapshot."""
         if self._stopping:
-            raise SnapshotError(STOPPED, hint="start again: it continues with the other tables")
-        return rewritten
+            return None
+        self._jobs.include_mine(copying.spark)
+        table = homes.of(plan.relation)
+        try:
+            count = copy_table(copying, plan, table)
+        except Exception as ex:
+            error = self._error_of(ex, plan)
+            if isinstance(error, StaleSnapshotError):
+                _logger.warning("copying the table again, with another snapshot: %s", error.message)
+                return table
+            if error is ex:  # its cause stays
+                raise
+            raise error from ex
+        with self._lock:
+            self.copied[table] = count, copying.position
+        return None
 
     def _refuse_other_server(self, prepared: Prepared) -> list[Epoch]:
         """Return the log's epochs. Raises OtherSourceError if the server is an old primary, or none that the log may go on with."""
@@ -437,6 +444,10 @@ def when_back(ask: Callable[[], T], is_stopping: Callable[[], bool]) -> T:
         return isinstance(ex, (UnreachableError, ConnectionClosedError)) and not is_stopping()
 
     return _RESTART.call(ask, CdcpipeError, where=is_away)
+
+
+def _export_directory(warehouse: Warehouse, staging: Path, name: str) -> Path:
+    return warehouse.local_root(staging) / "_cdcpipe" / f"{name}_export"
 
 
 def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_stopping: Callable[[], bool]) -> None:
