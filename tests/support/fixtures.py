@@ -41,7 +41,7 @@ postgres.Cluster.parent = _place_of_servers()
 
 
 _SETTINGS = {"autovacuum": "off"}
-"""An ANALYZE of a shared catalog may run in the database of any test, at any time. For it, wal2json writes a record without changes."""
+"""An ANALYZE of a shared catalog may run in any test's database, at any time. For it, wal2json writes a record without changes."""
 
 
 def _cluster(version: str) -> Iterator[postgres.Cluster]:
