@@ -65,7 +65,7 @@ Example:
     cloup.option(
         "--snapshot",
         type=click.Choice(["initial", "never"]),
-        show_default="initial with -c for a new warehouse, never otherwise",
+        show_default="as for run",
         help="Check a run that begins with a copy of the tables' rows, or without.",
     ),
 )

@@ -182,8 +182,9 @@ Example:
     cloup.option(
         "--snapshot",
         type=click.Choice(["initial", "never"]),
-        show_default="initial with -c for a new warehouse, never otherwise",
-        help="Begin with a copy of the tables' rows, or never copy.",
+        show_default="initial with -c for a new warehouse; otherwise no copy begins, and an unfinished one goes on",
+        help="Begin with a copy of the tables' rows; or with never, without one: give up an unfinished copy, and do not heal"
+        " unless --heal says so.",
     ),
     *snapshot_options,
 )
