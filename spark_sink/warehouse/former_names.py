@@ -18,7 +18,7 @@ counts for the server before the loss and for the one after it: a mask may be de
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spark_sink.schema.table import AFTER_ALL
 from spark_sink.warehouse import gaps, table_names
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = ["FormerNames", "carried"]
-
-_MOST_GONE: Final = 1000
-"""How many relations are known that no published table has: they were dropped, or may be published again."""
 
 
 def carried(before: Seen | None, now: Seen, masks: Masks, *, is_at_server_of_now: bool = True) -> Seen:
@@ -52,9 +49,11 @@ def carried(before: Seen | None, now: Seen, masks: Masks, *, is_at_server_of_now
         for number in _relations(each):
             if holders.get(number) != each.table:
                 found.setdefault(number, {})[each.table] = None
-    masked = {number: tuple(name for name in names if masks.has_table(name.schema, name.name)) for number, names in found.items()}
-    forgotten = set([number for number, names in masked.items() if names and number not in holders][:-_MOST_GONE])
-    former = {number: names for number, names in masked.items() if names and number not in forgotten}
+    named = {name for names in found.values() for name in names}
+    masked = {name for name in named if masks.has_table(name.schema, name.name)}
+    former = {number: tuple(name for name in names if name in masked) for number, names in found.items()}
+    # Relations that no published table has are kept for good: such a partition may be published under its own name after years.
+    former = {number: names for number, names in former.items() if names}
     return replace(now, former=former, earlier=None if is_at_server_of_now else before.earlier)
 
 
