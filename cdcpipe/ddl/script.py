@@ -1,4 +1,4 @@
-"""The SQL that installs and removes DDL capture. No connection."""
+"""The SQL that installs, finds and removes DDL capture. No connection."""
 
 from __future__ import annotations
 
@@ -14,13 +14,27 @@ from cdcpipe.sql import quote_identifier, quote_literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["NO_TABLES", "TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
+__all__ = ["FIND", "NO_TABLES", "SETTINGS", "TRIGGERS", "VERSION", "Settings", "announce", "disarm", "install", "remove"]
 
 VERSION: Final = 4
 """The version of capture.sql. Each change of what it installs needs a new number."""
 
 TRIGGERS: Final = ("cdcpipe_ddl_command_end", "cdcpipe_sql_drop", "cdcpipe_table_rewrite")
 """The event triggers. Their names are the same in every version, because `remove` and an upgrade find the capture by them."""
+
+SETTINGS: Final = "pg_catalog.substring(s.prosrc, '[{][^}]*[}]')"
+"""An expression for the text of the installed settings. They are read where the functions have them, in the text of
+``ddl_settings``: a dump without comments keeps it. ``s`` is the alias of its row in pg_proc."""
+
+FIND: Final = f"""
+SELECT e.evtname, e.evtenabled, n.nspname, (
+    SELECT {SETTINGS} FROM pg_catalog.pg_proc s
+    WHERE s.pronamespace = n.oid AND s.proname = 'ddl_settings' AND s.pronargs = 0)
+FROM pg_catalog.pg_event_trigger e
+JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE e.evtname IN ({", ".join(map(quote_literal, TRIGGERS))}) ORDER BY 1
+"""
+"""A query with a row for each event trigger: its name and state, the schema of its function, and the text of the settings."""
 
 NO_TABLES: Final = "SELECT oid FROM pg_catalog.pg_class WHERE false"
 """A query for the tables of a message that describes none."""
@@ -40,6 +54,15 @@ class Settings:
     def description(self) -> str:
         """What the user can choose, in words."""
         return f"{'with' if self.statements else 'without'} the statements' texts{', strict' if self.strict else ''}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Settings | None:
+        """Read the text that `SETTINGS` gives. Return None if it is not that of a known version."""
+        try:
+            found = json.loads(text or "")
+            return cls(int(found["version"]), bool(found["statements"]), bool(found["strict"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 def _capture() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cdcpipe.ddl.script import Settings
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.publishing import NewPublication
@@ -231,6 +232,8 @@ class Facts:
     without_binary: tuple[TypeWithoutBinary, ...] = ()
     ddl_triggers: Mapping[str, str] = field(default_factory=dict)
     """The event triggers of DDL capture, with their state as in pg_event_trigger.evtenabled; empty if it is not installed."""
+    ddl_settings: Settings | None = None
+    """What is installed of DDL capture; None if nothing is, or if its functions are of no known version."""
     selection: Selection | None = None
     """The tables of a publication that has to be created; None if there is none to create, or no tables were found."""
     selection_problem: CdcpipeError | None = None

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from cdcpipe.config import CREATE_TIMEOUT_S
-from cdcpipe.ddl.script import TRIGGERS
+from cdcpipe.ddl import script
 from cdcpipe.doctor.facts import Facts, Server, Transaction
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import EVENT_TRIGGERS_ON, lost, names_in, set_globally
@@ -393,11 +393,11 @@ def slot_wal(facts: Facts) -> Iterator[Verdict]:
 
 
 def ddl_capture(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether DDL capture works as a whole, if it is installed. No other check needs it."""
-    states = facts.ddl_triggers
+    """Judge whether DDL capture works as a whole, and is not an old one, if it is installed. No other check needs it."""
+    states, installed = facts.ddl_triggers, facts.ddl_settings
     if not states:
         return
-    silent = [name for name in TRIGGERS if states.get(name) != "A"]
+    silent = [name for name in script.TRIGGERS if states.get(name) != "A"]
     if silent:
         yield warning(
             f"of DDL capture, {', '.join(silent)} {'is' if len(silent) == 1 else 'are'} missing, or not enabled always",
@@ -406,6 +406,14 @@ def ddl_capture(facts: Facts) -> Iterator[Verdict]:
         )
     elif facts.server.settings.get("event_triggers") == "off":
         yield warning("event_triggers is off", "no event trigger fires, so the stream tells of no DDL", EVENT_TRIGGERS_ON)
+    elif installed is None:
+        yield warning("the version of DDL capture can't be read", "DDL may fail, or be missing in the stream", "cdcpipe ddl status")
+    elif installed.version < script.VERSION:
+        yield warning(
+            f"version {installed.version} of DDL capture is installed, and this program has version {script.VERSION}",
+            "rows can be wrong after DDL that the later version describes better",
+            "cdcpipe ddl install",
+        )
     else:
         yield ok("DDL is captured")
 

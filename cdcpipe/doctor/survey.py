@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from cdcpipe.ddl.script import TRIGGERS
+from cdcpipe.ddl import script
 from cdcpipe.doctor import table_survey
 from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreachable, WALRate
 from cdcpipe.errors import CdcpipeError
@@ -19,7 +19,7 @@ from cdcpipe.lsn import LSN
 from cdcpipe.replication.server import WAL_END, existing_roles
 from cdcpipe.replication.session import connect, connect_walsender
 from cdcpipe.replication.slots import find_slots
-from cdcpipe.sql import SERVICE_ROLES, quote_literal
+from cdcpipe.sql import SERVICE_ROLES
 
 __all__ = ["survey"]
 
@@ -74,11 +74,6 @@ ORDER BY coalesce(l.pid::text, x.gid), 4 DESC NULLS LAST
 """
 """A transaction with an id holds a lock on that id. Every user may see who holds the lock, but not since when."""
 
-_DDL_TRIGGERS = (
-    "SELECT evtname, evtenabled FROM pg_catalog.pg_event_trigger"
-    f" WHERE evtname IN ({', '.join(map(quote_literal, TRIGGERS))}) ORDER BY 1"
-)
-
 
 def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Facts:
     """Return the facts about the server of ``connection``, and about the other servers that its parameters name."""
@@ -88,6 +83,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
     others = tuple(_look_there(each) for each in connection.parameters_elsewhere)
     tables = table_survey.Tables() if quick else table_survey.survey(connection, asked)
     problem = _replication_problem(connection)
+    ddl = connection.execute(script.FIND)
     return Facts(
         asked=asked,
         server=server,
@@ -98,7 +94,8 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         replication_hint="" if problem is None else problem.hint or "",
         wal_rate=None if quick else _watch(connection, server, begun_at),
         transactions=None if server.is_standby else _transactions(connection),
-        ddl_triggers={name or "": state or "" for name, state in connection.execute(_DDL_TRIGGERS)},
+        ddl_triggers={name or "": state or "" for name, state, *_ in ddl},
+        ddl_settings=script.Settings.parse(ddl[0][-1]) if ddl else None,
         publications=tables.publications,
         tables=tables.tables,
         restrictions=tables.restrictions,

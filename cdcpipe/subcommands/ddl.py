@@ -6,7 +6,6 @@ database, or else by its function ``ddl_settings``.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from cdcpipe.errors import InitError, ServerError
 from cdcpipe.libpq.server_errors import HINTS
 from cdcpipe.replication.publications import check_publications, missing_publications
 from cdcpipe.replication.server import decoding_problem, existing_roles, is_standby
-from cdcpipe.sql import MANAGED_ROLES, quote_literal
+from cdcpipe.sql import MANAGED_ROLES
 from cdcpipe.units import counted
 
 if TYPE_CHECKING:
@@ -36,19 +35,8 @@ DEFAULT_SCHEMA: Final = "cdcpipe"
 
 _ENABLED: Final = {"O": "origin", "A": "always", "R": "replica", "D": "disabled"}
 
-# The settings are read where the functions have them, in the text of ``ddl_settings``: a dump without comments keeps it.
-_SETTINGS: Final = "pg_catalog.substring(s.prosrc, '[{][^}]*[}]')"
-
-_FIND: Final = f"""
-SELECT e.evtname, e.evtenabled, n.nspname, (
-    SELECT {_SETTINGS} FROM pg_catalog.pg_proc s
-    WHERE s.pronamespace = n.oid AND s.proname = 'ddl_settings' AND s.pronargs = 0)
-FROM pg_catalog.pg_event_trigger e
-JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-WHERE e.evtname IN ({", ".join(map(quote_literal, script.TRIGGERS))}) ORDER BY 1
-"""
 _FIND_FUNCTIONS: Final = f"""
-SELECT n.nspname, {_SETTINGS}
+SELECT n.nspname, {script.SETTINGS}
 FROM pg_catalog.pg_proc s JOIN pg_catalog.pg_namespace n ON n.oid = s.pronamespace
 WHERE s.proname = 'ddl_settings' AND s.pronargs = 0 ORDER BY 1
 """
@@ -101,23 +89,15 @@ class Done:
 
 def find(connection: Connection) -> Installed | None:
     """Return what is installed in the database, or None. The functions may be there without event triggers."""
-    rows = connection.execute(_FIND)
+    rows = connection.execute(script.FIND)
     if not rows:
-        found = [(schema or "", _settings(text)) for schema, text in connection.execute(_FIND_FUNCTIONS)]
+        found = [(schema or "", script.Settings.parse(text)) for schema, text in connection.execute(_FIND_FUNCTIONS)]
         return next((Installed(schema, settings, {}) for schema, settings in found if settings is not None), None)
     return Installed(
         schema=rows[0][2] or "",
-        settings=_settings(rows[0][3]),
+        settings=script.Settings.parse(rows[0][3]),
         triggers={name or "": _ENABLED[enabled or "D"] for name, enabled, *_ in rows},
     )
-
-
-def _settings(text: str | None) -> script.Settings | None:
-    try:
-        found = json.loads(text or "")
-        return script.Settings(int(found["version"]), bool(found["statements"]), bool(found["strict"]))
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def install(connection: Connection, wanted: Wanted, publications: Sequence[str] = ()) -> Done:

@@ -5,7 +5,8 @@
         ...
 
 If something on this machine is certain to fail, `run` ends before it creates a slot. Findings about the server never end a run:
-the server itself refuses what it can't do. `run` logs them: an error as a warning, and a warning only with ``-v``.
+the server itself refuses what it can't do. `run` logs them: an error as a warning, and a warning only with ``-v``. Some warnings
+are logged as such: nothing else tells of them, and rows become wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = ["ServerLook", "refuse_what_fails"]
 _logger = logging.getLogger(__name__)
 
 _REFUSED: Final = frozenset({"machine.jars", "staging.file_system", "warehouse.file_system", "warehouse.store"})
+_TOLD: Final = frozenset({"server.ddl_capture"})
 
 
 def refuse_what_fails(planned: PlannedRun, *, starts_spark: bool) -> None:
@@ -46,7 +48,8 @@ def refuse_what_fails(planned: PlannedRun, *, starts_spark: bool) -> None:
 def _say(findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.level is not Level.OK:
-            _logger.log(logging.WARNING if finding.level is Level.ERROR else logging.INFO, "%s", finding.line)
+            is_told = finding.level is Level.ERROR or finding.check in _TOLD
+            _logger.log(logging.WARNING if is_told else logging.INFO, "%s", finding.line)
 
 
 class ServerLook:

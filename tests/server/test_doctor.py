@@ -108,6 +108,8 @@ def test_ddl_capture_in_part(any_pg: postgres.Cluster) -> None:
         assert of(diagnose(database), "server.ddl_capture") == []
         connection.execute(script.install("cdcpipe", script.Settings()))
         assert of(diagnose(database), "server.ddl_capture")[0].level == "ok"
+        connection.execute(script.install("cdcpipe", script.Settings(version=2)))
+        assert "version 2 of DDL capture is installed" in of(diagnose(database, quick=True), "server.ddl_capture")[0].message
         if any_pg.version_num >= 170000:
             connection.execute(f'alter database "{database.name}" set event_triggers = off')
             assert "event_triggers is off" in of(diagnose(database), "server.ddl_capture")[0].message

@@ -20,6 +20,7 @@ from support.waiting import until
 FOUND = [
     Finding(Level.OK, "server.version", None, "PostgreSQL 18.4", None, None),
     Finding(Level.WARNING, "server.wal_limit", None, "unlimited", "the disk", "SET it"),
+    Finding(Level.WARNING, "server.ddl_capture", None, "version 2", "rows", "install"),
     Finding(Level.ERROR, "failover.standby_slots", "a", "no standby uses it", "nothing is sent", "start it"),
 ]
 
@@ -64,9 +65,10 @@ def test_findings_on_the_server_are_logged(tmp_path: Path, caplog: pytest.LogCap
     answer = json.dumps(report(FOUND, server=None))
     asked = f"assert sys.argv[1:] == {['doctor', '-S', 's', '--quick', '--publication', 'p', '--json']!r}"
     with ServerLook(planned(tmp_path), command=cdcpipe(f"{asked}; print({answer!r}); sys.exit(1)")):
-        until(lambda: len(lines(caplog)) == 2)
+        until(lambda: len(lines(caplog)) == 3)
     assert lines(caplog) == [
         (logging.INFO, "unlimited: the disk. Fix: SET it"),
+        (logging.WARNING, "version 2: rows. Fix: install"),
         (logging.WARNING, "a: no standby uses it: nothing is sent. Fix: start it"),
     ]
 

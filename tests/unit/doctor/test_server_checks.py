@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdcpipe.ddl.script import TRIGGERS
+from cdcpipe.ddl.script import TRIGGERS, Settings
 from cdcpipe.doctor import server_checks
 from cdcpipe.doctor.facts import Asked, Transaction, WALRate
 from cdcpipe.libpq.connection_hints import connection_hint
@@ -301,7 +301,11 @@ def test_the_wal_of_a_slot_in_creation_is_unknown() -> None:
 def test_ddl_capture() -> None:
     whole = dict.fromkeys(TRIGGERS, "A")
     judge(server_checks.ddl_capture, facts())
-    judge(server_checks.ddl_capture, facts(ddl_triggers=whole), "ok DDL is captured")
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole, ddl_settings=Settings()), "ok DDL is captured")
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole, ddl_settings=Settings(version=99)), "ok DDL is captured")
+    old = "warning version 2 of DDL capture is installed … rows can be wrong … cdcpipe ddl install"
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole, ddl_settings=Settings(version=2)), old)
+    judge(server_checks.ddl_capture, facts(ddl_triggers=whole), "warning the version of DDL capture can't be read")
     off = facts(ddl_triggers=whole, server=server({"event_triggers": "off"}))
     judge(server_checks.ddl_capture, off, "warning event_triggers is off … no DDL … then cdcpipe ddl install")
     expected = "warning cdcpipe_sql_drop is missing … of some DDL and not of all … cdcpipe ddl install"
