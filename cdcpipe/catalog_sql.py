@@ -19,6 +19,7 @@ __all__ = [
     "GENERATED_COLUMNS_SINCE",
     "SCHEMAS_LISTS_FILTERS_SINCE",
     "TEXTS",
+    "digest_of",
     "has_deferrable_key",
     "has_identity",
     "identity_of",
@@ -115,10 +116,16 @@ LEFT JOIN {relations} r ON r.prpubid = n.oid AND r.prrelid = n.relation AND NOT 
 TEXTS, DIGESTS = "texts", "digests"
 """What `published` tells of row filters."""
 
+
+def digest_of(text: str) -> str:
+    """Return an expression for a digest of a text. It is no MD5, which a server in FIPS mode refuses to compute."""
+    return f"encode(sha256(convert_to({text}, 'UTF8')), 'hex')"
+
+
 # OFFSET 0 makes the server compute a digest once for each row, not for each column of the table. The digest leaves out the places
 # that the parts of the expression had in the text of the command.
-_WITH_DIGESTS: Final = r"""(
-    SELECT *, md5(regexp_replace(prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')) AS digest
+_WITH_DIGESTS: Final = f"""(
+    SELECT *, {digest_of("regexp_replace(prqual::pg_catalog.text, ':location -?[0-9]+', '', 'g')")} AS digest
     FROM pg_catalog.pg_publication_rel OFFSET 0)"""
 
 _FILTERS: Final = """CASE WHEN bool_or(r.prqual IS NULL) FILTER (WHERE {lifts}) THEN NULL

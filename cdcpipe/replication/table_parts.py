@@ -18,7 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import DIGESTS, SCHEMAS_LISTS_FILTERS_SINCE, leaves_of, not_excepted, published, without_exceptions
+from cdcpipe.catalog_sql import (
+    DIGESTS,
+    SCHEMAS_LISTS_FILTERS_SINCE,
+    digest_of,
+    leaves_of,
+    not_excepted,
+    published,
+    without_exceptions,
+)
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_literal
 
@@ -76,6 +84,9 @@ _ATTACHED: Final = f"""EXISTS (
         OR i.cmin::pg_catalog.text::pg_catalog.int8 - born.cmin::pg_catalog.text::pg_catalog.int8 > {_MOST_COMMANDS_OF_CREATE}))"""
 """The rows of a table's system columns are written when it is created, and never again."""
 
+_COLUMN_ROWS: Final = "string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)"
+"""Each row of pg_attribute, and the transaction that has written it."""
+
 _MAY_HAVE_OTHER_ROWS: Final = "made.attached OR (l.relispartition AND l.relpersistence = 'p' AND l.relfilenode <> l.oid)"
 """Until its rows are written anew, a table's file has the table's OID for its number."""
 
@@ -103,7 +114,7 @@ def table_parts(connection: Connection, names: Sequence[str]) -> Mapping[int, Ta
         f"  {not_excepted('pub.oid', 'w.relation_id', connection.server_version)}"
         f" {schemas if connection.server_version >= SCHEMAS_LISTS_FILTERS_SINCE else ''}) m)::text,"
         " (SELECT json_agg(json_build_array(l.oid::int8, CASE l.relpersistence WHEN 'p' THEN l.relfilenode::int8 ELSE 0 END,"
-        "   (SELECT md5(string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_catalog.pg_attribute a"
+        f"   (SELECT {digest_of(_COLUMN_ROWS)} FROM pg_catalog.pg_attribute a"
         "    WHERE a.attrelid = l.oid AND a.attnum > 0),"
         f"  made.attached, CASE WHEN {_MAY_HAVE_OTHER_ROWS} THEN {_HAS_ROWS} END) ORDER BY l.oid)"
         f"  FROM pg_catalog.pg_class l CROSS JOIN LATERAL (SELECT {_ATTACHED} AS attached) made"

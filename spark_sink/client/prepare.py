@@ -191,9 +191,12 @@ class PublishedNow:
                 self.is_interrupted = True
                 raise
         if answer.code != ExitCode.SUCCESS:
+            failure = answer.failure
+            is_gone = failure.is_unreachable or answer.code == ExitCode.PG_CLOSED
+            cure = "start again once the server can be reached" if is_gone else failure.hint or "start again once this is mended"
             raise CdcpipeError(
-                f"tables that are new or have changed could not be looked up: {answer.failure.message or answer.code}",
-                hint="start again once the server can be reached; nothing is lost",
+                f"tables that are new or have changed could not be looked up: {failure.message or answer.code}",
+                hint=f"{cure}; nothing is lost",
             )
         return Prepared.parse(answer.output).tables
 

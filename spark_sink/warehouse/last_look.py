@@ -123,7 +123,7 @@ def _seen(value: Mapping[str, Any]) -> Seen:
             _texts(each, "operations"),
             int(LSN.parse(each["undecided"])) if "undecided" in each else None,
             bool(each.get("known")),
-            _texts(each, "row_filters"),
+            _texts(each, "filter_digests"),
             _numbers(each, "unpublished"),
         )
         for each in value["tables"]
@@ -158,7 +158,7 @@ def _to_json(now: Seen) -> dict[str, Any]:
         | ({} if each.operations is None else {"operations": sorted(each.operations)})
         | ({} if each.undecided_lsn is None else {"undecided": format_lsn(each.undecided_lsn)})
         | ({"known": True} if each.is_known else {})
-        | ({} if each.filters is None else {"row_filters": sorted(each.filters)})
+        | ({} if each.filters is None else {"filter_digests": sorted(each.filters)})
         | ({} if each.unpublished is None else {"unpublished": sorted(each.unpublished)})
         for each in now.tables.values()
     ]
