@@ -16,6 +16,7 @@ made.
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 from itertools import pairwise
@@ -129,7 +130,15 @@ def add_append(path: Path, name: str, source: Path, files: Iterable[str]) -> Non
     gathered.mkdir(parents=True)
     places.copy_files(source, gathered, files)
     fsync_directory(gathered)
-    is_old = any(path.glob(f"{_OLD_PREFIX}*"))
-    gathered.rename(path / (name.replace(_PREFIX, _OLD_PREFIX, 1) if is_old else name))
+    gathered.rename(path / (name.replace(_PREFIX, _OLD_PREFIX, 1) if _has_old_names(path) else name))
     fsync_directory(path)
     fsync_directory(path.parent)  # the table may be new
+
+
+@functools.cache
+def _has_old_names(path: Path) -> bool:
+    """Tell whether a table's appends have the name that earlier versions gave them. This never changes.
+
+    It is asked once: to list the directory takes longer with each append.
+    """
+    return any(path.glob(f"{_OLD_PREFIX}*"))

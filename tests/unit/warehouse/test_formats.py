@@ -1,5 +1,6 @@
 """What the files of a table tell about it, without Spark, in each table format."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def test_a_table_with_names_of_an_earlier_version_goes_on_with_them(tmp_path: Pa
     assert [each.end_lsn for each in appends.list_appends(tmp_path)] == [10, 20]
     assert [each.name[:11] for each in appends.list_snapshots(tmp_path)] == ["_cdc_batch="]
     assert [each.end_lsn for each in appends.list_before(tmp_path, 15)] == [10, 15]
+
+
+def test_an_append_does_not_list_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list them takes longer with each append, and each micro-batch makes one."""
+    listed, glob = [], Path.glob
+
+    def listing(path: Path, pattern: str) -> Iterator[Path]:
+        listed.append(path)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", listing)
+    (tmp_path / "_writing").mkdir()
+    for number in range(3):
+        name = appends.append_name(Position(1, number), Position(1, number + 1))
+        appends.add_append(tmp_path, name, tmp_path / "_writing", ())
+    assert len(listed) == 1
+    assert len(appends.list_appends(tmp_path)) == 3
 
 
 def test_a_delta_table_is_as_far_as_its_log_says(tmp_path: Path) -> None:
