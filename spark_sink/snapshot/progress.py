@@ -14,9 +14,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from cdcpipe.version import own_version
 from spark_sink.files.parquet import WrittenFile
 from spark_sink.files.places import list_names, make_directory, put_if_absent, read_json, remove_tree, sync_directory, write_json
 from spark_sink.snapshot.plan import Chunk
@@ -62,9 +63,12 @@ class Begun:
 
 
 def resume(directory: Path, purpose: str) -> Begun | None:
-    """Return the copy that was begun in a directory. If it has another ``purpose``, remove the directory and return None."""
+    """Return the copy that was begun in a directory. If it has another ``purpose``, remove the directory and return None.
+
+    The same holds if another version of cdcpipe began it: its chunks and files may be described in another way.
+    """
     found = read_json(directory / _BEGUN)
-    if found is None or found["purpose"] != purpose:
+    if found is None or found["purpose"] != purpose or found.get("written_by") != _this_version():
         remove_tree(directory)
         return None
     token, done = found["token"], {}
@@ -81,8 +85,14 @@ def begin(directory: Path, purpose: str, chunks: Sequence[Chunk], definition: Se
     make_directory(directory)
     token = secrets.token_hex(8)
     cut = [list(asdict(chunk).values()) for chunk in chunks]
-    write_json(directory / _BEGUN, {"purpose": purpose, "chunks": cut, "token": token, "definition": list(definition)})
+    found = {"purpose": purpose, "written_by": _this_version(), "chunks": cut, "token": token, "definition": list(definition)}
+    write_json(directory / _BEGUN, found)
     return Begun(directory, tuple(chunks), token, definition)
+
+
+def _this_version() -> list[str]:
+    """Return what tells this version from others. Between two releases, those that have other fields are told apart."""
+    return [own_version(), *(each.name for kind in (Chunk, Written, WrittenFile) for each in fields(kind))]
 
 
 def note(path: Path, written: Written) -> Written:
