@@ -20,6 +20,7 @@ __all__ = [
     "SCHEMAS_LISTS_FILTERS_SINCE",
     "TEXTS",
     "digest_of",
+    "generated_of_identity",
     "has_deferrable_key",
     "has_identity",
     "identity_of",
@@ -37,7 +38,8 @@ __all__ = [
 SCHEMAS_LISTS_FILTERS_SINCE: Final = 150000
 """The first server version whose publications have schemas, column lists and row filters."""
 GENERATED_COLUMNS_SINCE: Final = 180000
-"""The first server version that can publish generated columns."""
+"""The first server version that can publish generated columns: stored ones. It refuses UPDATE and DELETE on a table if its replica
+identity has a generated column that is not published. A virtual one, which this version has, too, never is."""
 _EXCEPTIONS_SINCE: Final = 190000
 """The first server version with FOR ALL TABLES EXCEPT. Its exceptions are in pg_publication_rel, beside the published tables."""
 
@@ -330,6 +332,20 @@ def is_identity_index(index: str, relation: str) -> str:
     return (
         f"{index}.indrelid = {relation}.oid AND {index}.indisvalid AND {index}.indimmediate AND CASE {relation}.relreplident"
         f" WHEN 'd' THEN {index}.indisprimary WHEN 'i' THEN {index}.indisreplident ELSE false END"
+    )
+
+
+def generated_of_identity(relation: str) -> str:
+    """Return a subquery, in parentheses, for the ``attname`` of the generated columns in a table's replica identity.
+
+    They are all its generated columns with REPLICA IDENTITY FULL, and also without a replica identity: FULL would have them.
+    ``relation`` is an alias of pg_class.
+    """
+    return (
+        "(SELECT g.attname FROM pg_catalog.pg_attribute g"
+        f" WHERE g.attrelid = {relation}.oid AND g.attnum > 0 AND g.attgenerated <> ''"
+        f" AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', relation)}"
+        f" AND g.attnum <> ALL ({key_numbers('i')})))"
     )
 
 

@@ -173,6 +173,7 @@ def _report(found: Preparation) -> dict[str, Any]:
                 "identity": list(table.identity),
                 "unpublished_key": list(table.unpublished_key),
                 "refused": list(table.refused),
+                "unpublished_generated": list(table.unpublished_generated),
                 "columns": [asdict(column) for column in table.columns],
                 "parents": [{"schema": schema, "name": name} for schema, name in table.parents],
                 **({} if found.parts is None else asdict(found.parts[table.relation_id])),

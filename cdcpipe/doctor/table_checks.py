@@ -186,11 +186,11 @@ def _each(
 
 
 def identity(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the publication makes the server refuse the application's UPDATE and DELETE."""
-    found = [table for table in facts.tables if table.published.refused]
-    if facts.asked.create and facts.asked.new.keyless == FULL and facts.selection is not None and not facts.publications:
-        if found:
-            yield ok(f"-c sets REPLICA IDENTITY FULL on {listed(facts.selection.lacking)}")
+    """Judge whether the server refuses the application's UPDATE and DELETE, because rows have no replica identity."""
+    found = [table for table in facts.tables if table.published.refused and any(each.identity is None for each in table.partitions)]
+    if _sets_full(facts):
+        if names := [table.name for table in found if not table.published.unpublished_generated]:
+            yield ok(f"-c sets REPLICA IDENTITY FULL on {listed(names)}")
         return
     for table in found:
         refused = " and ".join(table.published.refused)
@@ -206,6 +206,12 @@ def identity(facts: Facts) -> Iterator[Verdict]:
         )
     if facts.tables and not found:
         yield ok("no table's UPDATE or DELETE is refused because of the publication")
+
+
+def _sets_full(facts: Facts) -> bool:
+    """Tell whether ``-c`` sets REPLICA IDENTITY FULL on the tables without an identity."""
+    asked = facts.asked
+    return asked.create and asked.new.keyless == FULL and facts.selection is not None and not facts.publications
 
 
 def _lack(table: Table, partitions: Sequence[Partition]) -> str:
@@ -334,8 +340,9 @@ def generated(facts: Facts) -> Iterator[Verdict]:
     for table in facts.tables:
         names = {column.name for column in table.published.columns}
         for each in table.partitions:
-            identity = each.generated if each.replica_identity == "f" else each.identity or ()
-            missing = [name for name in each.generated if name in identity and name not in names]
+            if each.identity is None and not _sets_full(facts):
+                continue
+            missing = [name for name in each.generated if name in (each.identity or each.generated) and name not in names]
             if missing:
                 yield error(
                     f"its replica identity has the generated column {listed(missing)}, which is not published",

@@ -75,8 +75,8 @@ def contents(name: str, selection: Selection, wanted: NewPublication) -> list[Co
     """Return what has to be created for the publication: itself, and with ``--keyless insert-only`` its companion."""
     if wanted.keyless != INSERT_ONLY:
         return [Contents(name, selection.tables, selection.is_all, wanted.via_root)]
-    keyed = tuple(each for each in selection.tables if not each.lacking)
-    keyless = tuple(each for each in selection.tables if each.lacking)
+    keyed = tuple(each for each in selection.tables if not each.is_refused)
+    keyless = tuple(each for each in selection.tables if each.is_refused)
     is_all = selection.is_all and not keyless
     return [
         Contents(name, keyed, is_all, wanted.via_root),

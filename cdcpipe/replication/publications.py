@@ -50,6 +50,12 @@ def create_publication(connection: Connection, name: str, selection: Selection, 
         log.warning("REPLICA IDENTITY FULL is set now on the tables that have no key: %s", keyless)
     if wanted.keyless == INSERT_ONLY and keyless:
         log.warning("publication %r has only INSERT and TRUNCATE of the tables that have no key: %s", made[1].name, keyless)
+    if wanted.keyless == INSERT_ONLY and selection.with_generated_identity:
+        log.warning(
+            "publication %r has only INSERT and TRUNCATE of the tables that have generated columns in their replica identity: %s",
+            made[1].name,
+            ", ".join(selection.with_generated_identity),
+        )
     if (note := split_note(selection, wanted)) is not None:
         log.warning("%s", note)
 

@@ -14,8 +14,11 @@ __all__ = ["Selected", "Selection"]
 class Selected:
     """A table that is to be published. A partitioned table stands for all its partitions.
 
-    ``lacking`` are the relations with its rows (schema, name) on which the server would refuse a published UPDATE or DELETE: they
-    have neither a usable primary key nor another replica identity.
+    The server would refuse a published UPDATE or DELETE on some of the relations with its rows (schema, name):
+
+    - ``lacking``: they have neither a usable primary key nor another replica identity;
+    - ``generated``, since PostgreSQL 18: their replica identity has generated columns, and a new publication has none. Those that
+      are lacking, too, have generated columns, so that the server would also refuse the commands with REPLICA IDENTITY FULL.
     """
 
     relation_id: int
@@ -27,6 +30,7 @@ class Selected:
     """Whether ordinary tables inherit from it."""
     is_owned: bool
     lacking: tuple[tuple[str, str], ...]
+    generated: tuple[tuple[str, str], ...] = ()
     columns: Mapping[str, int] | None = None
     """With a column list: the published columns, with their numbers in pg_attribute."""
 
@@ -34,6 +38,21 @@ class Selected:
     def column_list(self) -> str:
         """What follows the name in CREATE PUBLICATION."""
         return "" if self.columns is None else f" ({', '.join(map(quote_identifier, self.columns))})"
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server would refuse commands on it if its updates and deletes were published."""
+        return bool(self.lacking or self.generated)
+
+    @property
+    def has_generated_identity(self) -> bool:
+        """Whether a replica identity that is there has generated columns."""
+        return not set(self.generated).issubset(self.lacking)
+
+    @property
+    def takes_full(self) -> bool:
+        """Whether the server would take UPDATE and DELETE once what is lacking has REPLICA IDENTITY FULL."""
+        return not self.generated
 
     @property
     def full_name(self) -> str:
@@ -52,3 +71,8 @@ class Selection:
     def lacking(self) -> list[str]:
         """The names of the tables without a key."""
         return [each.full_name for each in self.tables if each.lacking]
+
+    @property
+    def with_generated_identity(self) -> list[str]:
+        """The names of the tables that have generated columns in a replica identity."""
+        return [each.full_name for each in self.tables if each.has_generated_identity]

@@ -2,7 +2,7 @@
 
     selection = select(connection, NewPublication(...))     # raises InitError for a pattern that matches no table
     check_owned(connection, selection)
-    check_identities("shop", selection)
+    check_identities("shop", selection, REFUSE)
 
 - A pattern with ``*``, and a list that is made because some tables are left out, have neither partitions, which come and go with
   their table, nor tables that belong to an extension. A name without ``*`` finds both.
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import FIRST_USER_OID, has_identity, leaves_of
+from cdcpipe.catalog_sql import FIRST_USER_OID, GENERATED_COLUMNS_SINCE, generated_of_identity, has_identity, leaves_of
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
-from cdcpipe.publishing import NewPublication, TablePattern
+from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication, TablePattern
 from cdcpipe.replication.column_lists import without_columns
 from cdcpipe.replication.selected import Selected, Selection
 from cdcpipe.units import few
@@ -38,11 +38,13 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't' AND c.o
 """
 
 _FACTS: Final = f"""
-SELECT c.oid::int8, pg_catalog.pg_has_role(c.relowner, 'USAGE'), leaf.count, coalesce(leaf.lacking, '[]'::json)::text,
+SELECT c.oid::int8, pg_catalog.pg_has_role(c.relowner, 'USAGE'), leaf.count, leaf.lacking::text, leaf.generated::text,
     c.relkind = 'r' AND c.relhassubclass
 FROM pg_catalog.pg_class c CROSS JOIN LATERAL (
     SELECT count(*) AS count, json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
-        FILTER (WHERE l.relpersistence = 'p' AND NOT {has_identity("l")}) AS lacking
+        FILTER (WHERE l.relpersistence = 'p' AND NOT {has_identity("l")}) AS lacking,
+        json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
+        FILTER (WHERE l.relpersistence = 'p' AND {{generated_matter}} AND EXISTS {generated_of_identity("l")}) AS generated
     FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace s ON s.oid = l.relnamespace WHERE l.oid IN {leaves_of("c.oid")}) leaf
 WHERE c.oid IN ({{oids}})
 """
@@ -162,7 +164,9 @@ def _root(by_id: dict[int, _Candidate], partition: _Candidate, published: set[in
 def _facts(connection: Connection, chosen: Sequence[_Candidate]) -> tuple[Selected, ...]:
     if not chosen:
         return ()
-    rows = connection.execute(_FACTS.format(oids=", ".join(str(each.relation_id) for each in chosen)))
+    oids = ", ".join(str(each.relation_id) for each in chosen)
+    generated_matter = connection.server_version >= GENERATED_COLUMNS_SINCE
+    rows = connection.execute(_FACTS.format(oids=oids, generated_matter=generated_matter))
     facts = {int(oid or 0): found for oid, *found in rows}
     return tuple(
         Selected(
@@ -174,10 +178,11 @@ def _facts(connection: Connection, chosen: Sequence[_Candidate]) -> tuple[Select
             has_heirs=has_heirs == "t",
             is_owned=is_owned == "t",
             lacking=tuple((schema, name) for schema, name in json.loads(lacking or "[]")),
+            generated=tuple((schema, name) for schema, name in json.loads(generated or "[]")),
         )
         for each in chosen
         if each.relation_id in facts  # it was dropped between the two questions
-        for is_owned, count, lacking, has_heirs in [facts[each.relation_id]]
+        for is_owned, count, lacking, generated, has_heirs in [facts[each.relation_id]]
     )
 
 
@@ -193,12 +198,27 @@ def check_owned(connection: Connection, selection: Selection) -> None:
         )
 
 
-def check_identities(name: str, selection: Selection) -> None:
-    """Raise InitError if the server would refuse UPDATE and DELETE on some tables once they are published."""
-    if selection.lacking:
+def check_identities(name: str, selection: Selection, keyless: str) -> None:
+    """Raise InitError if the server would refuse UPDATE and DELETE on some tables once they are published with ``--keyless``."""
+    if keyless == INSERT_ONLY:
+        return
+    refusal = f"publication {name!r} is not created, because the server would then refuse every UPDATE and DELETE on tables"
+    with_full = [each.full_name for each in selection.tables if each.generated]
+    if generated := with_full if keyless == FULL else selection.with_generated_identity:
         raise InitError(
-            f"publication {name!r} is not created, because the server would then refuse every UPDATE and DELETE on tables that have"
-            f" neither a primary key (one that is not deferrable) nor another replica identity: {few(selection.lacking)}",
+            f"{refusal} that have generated columns in their replica identity, because the publication has no generated columns"
+            f" (REPLICA IDENTITY FULL has all columns): {few(generated)}",
+            hint="let another key without generated columns be their replica identity (ALTER TABLE … REPLICA IDENTITY DEFAULT"
+            " for the primary key, or USING INDEX for a unique index); or leave them out (--exclude-table SCHEMA.NAME, with * for"
+            " any characters), or publish their INSERT and TRUNCATE alone (--keyless insert-only)",
+        )
+    if selection.lacking and keyless != FULL:
+        without_full = [each.full_name for each in selection.tables if each.lacking and not each.takes_full]
+        exception = f", but not on those with generated columns: {few(without_full)}" if without_full else ""
+        raise InitError(
+            f"{refusal} that have neither a primary key (one that is not deferrable) nor another replica identity:"
+            f" {few(selection.lacking)}",
             hint="give them a primary key; or leave them out (--exclude-table SCHEMA.NAME, with * for any characters), publish"
-            " their INSERT and TRUNCATE alone (--keyless insert-only), or have REPLICA IDENTITY FULL set on them (--keyless full)",
+            " their INSERT and TRUNCATE alone (--keyless insert-only), or have REPLICA IDENTITY FULL set on them (--keyless full)"
+            f"{exception}",
         )

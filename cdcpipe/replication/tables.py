@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cdcpipe.catalog_sql import has_deferrable_key, has_identity, identity_of, leaves_of, parents_of, primary_key_of, published
+from cdcpipe.catalog_sql import (
+    GENERATED_COLUMNS_SINCE,
+    generated_of_identity,
+    has_deferrable_key,
+    has_identity,
+    identity_of,
+    leaves_of,
+    parents_of,
+    primary_key_of,
+    published,
+)
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.sql import quote_identifier, quote_table
@@ -84,7 +94,10 @@ class PublishedTable:
       the same key, so such a key does not identify the row of a change. Then ``has_deferrable_key`` is True.
     - ``identity``: the columns of the replica identity, in order. Some of them may not be published. It is empty with FULL and with
       NOTHING.
-    - ``refused``: the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity.
+    - ``refused``: the commands (UPDATE, DELETE) that the server refuses, because they are published and a row has no identity, or
+      has one with ``unpublished_generated``.
+    - ``unpublished_generated``: the generated columns of the replica identity, of the table or of its partitions, that are not
+      published; without a replica identity those that FULL would have. It is empty before PostgreSQL 18, where they do not matter.
     - ``columns``: the published columns, in order.
     - ``parents``: the schemas and names of the tables of which it is a partition, or from which it inherits, at any depth.
     """
@@ -99,6 +112,7 @@ class PublishedTable:
     refused: tuple[str, ...]
     columns: tuple[TableColumn, ...]
     parents: tuple[tuple[str, str], ...] = ()
+    unpublished_generated: tuple[str, ...] = ()
 
     @property
     def unpublished_key(self) -> tuple[str, ...]:
@@ -132,6 +146,19 @@ def published_tables(connection: Connection, names: Sequence[str]) -> list[Publi
     return describe(connection, published(names, connection.server_version))
 
 
+def _unpublished_generated(server_version: int) -> str:
+    """Return a subquery for `PublishedTable.unpublished_generated`, as a JSON array; NULL if there are none.
+
+    In the query around it, ``c`` is the table and ``p`` its row of the source. The columns of a partition have the names of its
+    root's, and may have other numbers.
+    """
+    return (
+        f"SELECT json_agg(DISTINCT g.attname) FROM pg_catalog.pg_class leaf CROSS JOIN LATERAL {generated_of_identity('leaf')} AS g"
+        f" WHERE {server_version >= GENERATED_COLUMNS_SINCE} AND leaf.oid IN {leaves_of('c.oid')} AND g.attname NOT IN ("
+        "SELECT a.attname FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))"
+    )
+
+
 def describe(connection: Connection, source: str) -> list[PublishedTable]:
     """Return the tables of ``source``, by name."""
     is_identified = f"SELECT bool_and({has_identity('leaf')}) FROM pg_catalog.pg_class leaf WHERE leaf.oid IN {leaves_of('c.oid')}"
@@ -140,8 +167,9 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
         f"SELECT n.nspname, c.relname, c.oid, c.relreplident, {primary_key_of('c.oid')}::text, {has_deferrable_key('c.oid')},"
         f" {identity_of('c')}::text,"
         # For a partitioned table, the identities of its partitions decide.
-        f" CASE WHEN coalesce(({is_identified}), true) THEN '[]'::json ELSE (SELECT json_agg(v.command) FROM (VALUES"
-        "   ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
+        f" CASE WHEN coalesce(({is_identified}), true) AND unpublished.generated IS NULL THEN '[]'::json"
+        "   ELSE (SELECT json_agg(v.command) FROM (VALUES"
+        "     ('UPDATE', p.has_updates), ('DELETE', p.has_deletes)) AS v (command, is_published) WHERE v.is_published) END::text,"
         " (SELECT json_agg(json_build_array(a.attname, a.attnum, a.atttypid::int8, a.atttypmod,"
         # An array with one element. The text of the array would not do: that of a box has another delimiter than text[].
         "    coalesce(pg_catalog.array_to_string(a.attmissingval, ''), leaf.missing),"
@@ -149,10 +177,11 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
         "      ELSE a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL END) ORDER BY a.attnum)"
         "   FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
         f"   LEFT JOIN ({missing_in_leaves}) AS leaf ON leaf.attname = a.attname"
-        f"   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text, {parents_of('c.oid')}::text"
+        f"   WHERE a.attrelid = c.oid AND a.attnum = ANY (p.numbers))::text, {parents_of('c.oid')}::text,"
+        " unpublished.generated::text"
         f" FROM {source} AS p"
         " JOIN pg_catalog.pg_class c ON c.oid = p.relation_id JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        " ORDER BY 1, 2"
+        f" CROSS JOIN LATERAL ({_unpublished_generated(connection.server_version)}) AS unpublished (generated) ORDER BY 1, 2"
     )
     return [
         PublishedTable(
@@ -166,8 +195,9 @@ def describe(connection: Connection, source: str) -> list[PublishedTable]:
             refused=tuple(json.loads(refused or "[]")),
             columns=tuple(TableColumn(*column) for column in json.loads(columns or "[]")),
             parents=tuple((schema_of, name_of) for schema_of, name_of in json.loads(parents or "[]")),
+            unpublished_generated=tuple(json.loads(generated or "[]")),
         )
-        for schema, name, oid, identity, key, is_deferrable, named, refused, columns, parents in rows
+        for schema, name, oid, identity, key, is_deferrable, named, refused, columns, parents, generated in rows
     ]
 
 

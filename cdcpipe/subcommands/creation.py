@@ -13,7 +13,7 @@ from cdcpipe.config import SlotConfig, StreamConfig
 from cdcpipe.errors import CdcpipeError, InitError, LostSlotError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.libpq.waiting import NO_LIMIT
-from cdcpipe.publishing import INSERT_ONLY, REFUSE, own
+from cdcpipe.publishing import INSERT_ONLY, own
 from cdcpipe.replication.commands import parse_publication_names
 from cdcpipe.replication.failover import failover_of_existing_slot, failover_of_new_slot
 from cdcpipe.replication.new_publications import check_companions, check_left_out, contents, differences
@@ -30,6 +30,7 @@ from cdcpipe.replication.slot_creation import NewSlot, check_creatable, create_s
 from cdcpipe.replication.slots import Slot, check_usable, drop_lost, find_slot, missing_slot_error
 from cdcpipe.replication.tables import PublishedTable, describe, published_tables
 from cdcpipe.sql import quote_literal
+from cdcpipe.units import few
 
 __all__ = [
     "asked_publications",
@@ -178,8 +179,7 @@ def _create_publications(
         made = contents(missing[0], selection, wanted)
         if not made[0].is_all:
             check_owned(connection, selection)
-        if wanted.keyless == REFUSE:
-            check_identities(missing[0], selection)
+        check_identities(missing[0], selection, wanted.keyless)
         sources += [each.source for each in made]
     if check is not None:
         check([table for source in sources for table in describe(connection, source)])
@@ -230,11 +230,17 @@ def check_published(connection: Connection, publications: list[str], *, quiet: b
     tables = published_tables(connection, publications)
     for table in tables:
         if table.refused and not quiet:
+            remedy = "give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL"
+            if table.unpublished_generated:
+                remedy = (
+                    f"a usable one lacks the generated columns that are not published ({few(table.unpublished_generated)}): ALTER"
+                    " TABLE … REPLICA IDENTITY DEFAULT for the primary key, or USING INDEX"
+                )
             log.warning(
-                "table %s.%s has no usable replica identity: the server refuses %s on it while that is published;"
-                " give it a primary key (one that is not deferrable), or ALTER TABLE … REPLICA IDENTITY FULL",
+                "table %s.%s has no usable replica identity: the server refuses %s on it while that is published; %s",
                 table.schema,
                 table.name,
                 " and ".join(table.refused),
+                remedy,
             )
     return tables

@@ -38,27 +38,34 @@ def warnings_of(tables: Iterable[Mapping[str, Any]], *, keyed: Collection[str] =
 
     ``tables`` are as in `Prepared`. Those in ``keyed``, "schema.name", have a key that the user gave.
     """
-    groups: dict[tuple[bool, bool, bool, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[bool, bool, bool, bool, tuple[str, ...]], list[str]] = {}
     for table in tables:
         name, refused = table_name(table), tuple(table["refused"])
         is_keyed = has_key(table) or name in keyed
         if refused or not is_keyed:
-            kind = is_keyed, bool(table["has_deferrable_key"]), bool(table.get("unpublished_key")), refused
+            is_partial, is_generated = bool(table.get("unpublished_key")), bool(table.get("unpublished_generated"))
+            kind = is_keyed, bool(table["has_deferrable_key"]), is_partial, is_generated, refused
             groups.setdefault(kind, []).append(name)
     return [
-        _refused_text(names, refused)
+        _refused_text(names, refused, is_generated=is_generated)
         if is_keyed
-        else keyless_text(names, refused, is_deferrable=is_deferrable, is_partial=is_partial)
-        for (is_keyed, is_deferrable, is_partial, refused), names in sorted(groups.items())
+        else keyless_text(names, refused, is_deferrable=is_deferrable, is_partial=is_partial, is_generated=is_generated)
+        for (is_keyed, is_deferrable, is_partial, is_generated, refused), names in sorted(groups.items())
     ]
 
 
 def keyless_text(
-    names: Iterable[str], refused: Collection[str] = (), *, is_deferrable: bool = False, is_partial: bool = False
+    names: Iterable[str],
+    refused: Collection[str] = (),
+    *,
+    is_deferrable: bool = False,
+    is_partial: bool = False,
+    is_generated: bool = False,
 ) -> str:
     """Return what to say of tables without a key, with a deferrable one, or with one that is published only in part.
 
-    The server refuses the commands ``refused`` on them.
+    The server refuses the commands ``refused`` on them. ``is_generated``: their replica identity has, or with FULL would have,
+    generated columns that are not published.
     """
     which, how = "without a primary key", "give each a primary key"
     if is_partial:
@@ -66,6 +73,8 @@ def keyless_text(
     elif is_deferrable:
         which = "with a deferrable primary key, which two rows may share amid a transaction,"
         how = "give each a key that is not deferrable"
+    if refused and is_generated and not is_partial:
+        how += " without generated columns, and ALTER TABLE … REPLICA IDENTITY DEFAULT"
     also = f", and the server refuses {_listed(refused)} on them" if refused else ""
     return (
         f"tables {which} get a changelog and no replica{also}: {', '.join(sorted(names))}; "
@@ -73,10 +82,11 @@ def keyless_text(
     )
 
 
-def _refused_text(names: Iterable[str], refused: Collection[str]) -> str:
+def _refused_text(names: Iterable[str], refused: Collection[str], *, is_generated: bool) -> str:
+    otherwise = "USING INDEX (generated columns that are not published keep it from being FULL)" if is_generated else "FULL"
     return (
         f"the server refuses {_listed(refused)} on tables without a usable replica identity: {', '.join(sorted(names))}; "
-        "ALTER TABLE … REPLICA IDENTITY DEFAULT where there is a primary key, otherwise FULL"
+        f"ALTER TABLE … REPLICA IDENTITY DEFAULT where there is a primary key, otherwise {otherwise}"
     )
 
 

@@ -149,8 +149,8 @@ class CatalogLook:
             if each.relation_id in self._told_keyed:
                 continue
             self._told_keyed.add(each.relation_id)
-            # Without an identity, the server would refuse UPDATE and DELETE in the other publication.
-            has_identity = table["identity"] or table["replica_identity"] == "f"
+            # Without a usable identity, the server would refuse UPDATE and DELETE in the other publication.
+            has_identity = (table["identity"] or table["replica_identity"] == "f") and not table["unpublished_generated"]
             _logger.warning(
                 "table %s has a key, and its publication (%s) has neither UPDATE nor DELETE, so its replica gets none: %smove it to"
                 " the other publication (%s) in one transaction: ALTER PUBLICATION … DROP TABLE, then ADD TABLE, with its column"

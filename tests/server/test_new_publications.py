@@ -409,6 +409,84 @@ def test_tables_without_a_key_get_replica_identity_full(database: postgres.Datab
         connection.execute("select pg_drop_replication_slot('s')")
 
 
+GENERATED = (
+    "create table fine (id int primary key, v int, g int generated always as (v) stored unique)",
+    "create table log (id int, v int, g int generated always as (v) stored)",
+    "create table whole (id int not null unique, v int, g int generated always as (v) stored)",
+    "alter table whole replica identity full",
+    "create table by_key (id int not null unique, v int, g int generated always as (id) stored, primary key (id, g))",
+    "create table root (id int primary key, v int, g int generated always as (v) stored) partition by list (id)",
+    "create table leaf partition of root for values in (1); alter table leaf replica identity full",
+)
+
+
+def update_all(connection: psycopg.Connection) -> None:
+    for table in "fine", "log", "whole", "by_key", "root":
+        connection.execute(f"insert into {table} (id, v) values (1, 1); update {table} set v = 2; delete from {table}")
+
+
+@pytest.mark.parametrize("is_virtual", [False, True])
+def test_a_replica_identity_with_generated_columns_is_none_since_18(pg18: postgres.Cluster, *, is_virtual: bool) -> None:
+    """The server is the oracle: it would refuse UPDATE and DELETE, also with the REPLICA IDENTITY FULL that -c would set."""
+    with pg18.database() as database, database.connect() as connection:
+        for statement in GENERATED:
+            # There is no index on a virtual column.
+            virtual = statement.replace("(v) stored unique", "(v)").replace("(v) stored", "(v)")
+            connection.execute(virtual if is_virtual else statement)
+        code, err = prepare(database)
+        assert code == 2
+        assert "refuse every UPDATE and DELETE on tables that have generated columns in their replica identity" in err
+        assert ": public.by_key, public.root, public.whole\n" in err
+        code, err = prepare(database, "--keyless", "full")
+        assert code == 2
+        assert ": public.by_key, public.log, public.root, public.whole\n" in err
+        assert things(connection) == []
+        code, err = prepare(database, "--keyless", "insert-only")
+        assert code == 0, err
+        assert "'p_keyless' has only INSERT and TRUNCATE of the tables that have no key: public.log\n" in err
+        assert "generated columns in their replica identity: public.by_key, public.root, public.whole\n" in err
+        update_all(connection)
+        assert (published(connection), published(connection, "p_keyless")) == (["fine"], ["by_key", "log", "root", "whole"])
+        connection.execute("select pg_drop_replication_slot('s'); drop publication p, p_keyless")
+        # What the hints say helps.
+        for table in "by_key", "whole":
+            connection.execute(f"alter table {table} replica identity using index {table}_id_key")
+        connection.execute("alter table leaf replica identity default")
+        code, err = prepare(database)
+        assert code == 2
+        assert "nor another replica identity: public.log\n" in err
+        assert "(--keyless full), but not on those with generated columns: public.log\n" in err
+        connection.execute("alter table log add primary key (id)")
+        assert prepare(database, "--via-root") == (0, "")
+        update_all(connection)
+        # A publication that is there is its creator's. It gets a warning.
+        connection.execute("alter table log replica identity full")
+        with pytest.raises(psycopg.errors.InvalidColumnReference):
+            connection.execute("update log set v = 1")
+        code, err = prepare(database)
+        assert code == 0
+        assert "public.log has no usable replica identity: the server refuses UPDATE and DELETE on it" in err
+        assert "not published (g): ALTER TABLE … REPLICA IDENTITY DEFAULT" in err
+        connection.execute("alter table log replica identity default")
+        assert prepare(database) == (0, "")
+        if not is_virtual:
+            connection.execute("alter publication p set (publish_generated_columns = stored)")
+            connection.execute("alter table log replica identity full")
+            update_all(connection)
+            assert prepare(database) == (0, "")
+        connection.execute("select pg_drop_replication_slot('s')")
+
+
+def test_before_18_generated_columns_in_a_replica_identity_do_not_matter(pg17: postgres.Cluster) -> None:
+    with pg17.database() as database, database.connect() as connection:
+        for statement in GENERATED:
+            connection.execute(statement)
+        code, err = prepare(database, "--keyless", "full", "--via-root")
+        assert (code, err) == (0, "REPLICA IDENTITY FULL is set now on the tables that have no key: public.log\n")
+        update_all(connection)
+        connection.execute("select pg_drop_replication_slot('s')")
+
+
 def test_one_line_says_how_many_tables_partitioned_ones_become(database: postgres.Database) -> None:
     with database.connect() as connection:
         connection.execute("create table root (id int primary key) partition by range (id)")

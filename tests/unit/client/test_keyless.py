@@ -14,6 +14,7 @@ def table(
     refused: list[str] | None = None,
     is_deferrable: bool = False,
     columns: str = "id",
+    generated: str = "",
 ) -> dict[str, Any]:
     return {
         "schema": "public",
@@ -23,6 +24,7 @@ def table(
         "unpublished_key": [name for name in key if name not in columns.split()],
         "columns": [{"name": name} for name in columns.split()],
         "refused": refused or [],
+        "unpublished_generated": generated.split(),
         "has_deferrable_key": is_deferrable,
     }
 
@@ -65,3 +67,16 @@ def test_a_key_that_the_user_gave_is_one() -> None:
     (text,) = warnings_of([table("default", refused=BOTH)], keyed={"public.default"})
     assert "no replica" not in text
     assert "refuses UPDATE and DELETE" in text
+
+
+def test_a_replica_identity_with_generated_columns_that_are_not_published() -> None:
+    """REPLICA IDENTITY FULL is no remedy: it has these columns, too."""
+    full = table("full", "id", identity="f", refused=BOTH, generated="g")
+    [text] = warnings_of([full])
+    assert text == (
+        "the server refuses UPDATE and DELETE on tables without a usable replica identity: public.full;"
+        " ALTER TABLE … REPLICA IDENTITY DEFAULT where there is a primary key, otherwise USING INDEX"
+        " (generated columns that are not published keep it from being FULL)"
+    )
+    [text] = warnings_of([table("log", identity="f", refused=BOTH, generated="g")])
+    assert "give each a primary key without generated columns, and ALTER TABLE … REPLICA IDENTITY DEFAULT; run --heal" in text
