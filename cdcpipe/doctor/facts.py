@@ -153,6 +153,8 @@ class Partition:
     identity: tuple[str, ...] | None
     generated: tuple[str, ...] = ()
     """The generated columns."""
+    virtual: tuple[str, ...] = ()
+    """Those of them that are virtual. No publication has them."""
 
 
 @dataclass(frozen=True, slots=True)

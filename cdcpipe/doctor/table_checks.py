@@ -128,7 +128,11 @@ def _refusing(facts: Facts, publication: Publication) -> list[str]:
     """
     everything = frozenset(_NOT_PUBLISHED)
     has_companion = companion_name(publication.name) in {each.name for each in facts.publications}
-    lacking = [table for table in facts.tables if not has_companion and any(each.identity is None for each in table.partitions)]
+    lacking = [
+        table
+        for table in (() if has_companion else facts.tables)
+        if table.published.unpublished_generated or any(each.identity is None for each in table.partitions)
+    ]
     then = replace(
         facts,
         publications=(replace(publication, operations=everything),),
@@ -136,7 +140,7 @@ def _refusing(facts: Facts, publication: Publication) -> list[str]:
             replace(each, operations=everything) for each in facts.restrictions if each.publication == publication.name
         ),
     )
-    clashing = [each.subject for check in (restrictions, generated) for each in check(then) if each.level == "error"]
+    clashing = [each.subject for each in restrictions(then) if each.level == "error"]
     return sorted({*(table.name for table in lacking), *(name for name in clashing if name is not None)})
 
 
@@ -196,7 +200,7 @@ def identity(facts: Facts) -> Iterator[Verdict]:
         refused = " and ".join(table.published.refused)
         partitions = [each for each in table.partitions if each.identity is None]
         has_list = _has_list(facts, table)
-        fixes = [_identify(each, has_list=has_list) for each in partitions[:3]]
+        fixes = [_identify(facts, table, each, has_list=has_list) for each in partitions[:3]]
         key = "; or give it a primary key" + (" that has only columns of the list" if has_list else "")
         yield error(
             f"{_lack(table, partitions)}, and the publication has {refused}",
@@ -205,7 +209,7 @@ def identity(facts: Facts) -> Iterator[Verdict]:
             subject=table.name,
         )
     if facts.tables and not found:
-        yield ok("no table's UPDATE or DELETE is refused because of the publication")
+        yield ok("no table's UPDATE or DELETE is refused because it has no replica identity")
 
 
 def _sets_full(facts: Facts) -> bool:
@@ -225,15 +229,24 @@ def _lack(table: Table, partitions: Sequence[Partition]) -> str:
     return f"{who} a deferrable primary key alone" if table.published.has_deferrable_key else f"{who} no primary key"
 
 
-def _identify(partition: Partition, *, has_list: bool) -> str:
-    """Return the SQL for a replica identity; with a column list words, because there need be no index that fits.
+def _identify(facts: Facts, table: Table | None, partition: Partition, *, has_list: bool) -> str:
+    """Return the SQL for a replica identity; words if it can't be FULL, because there need be no index that fits.
 
-    FULL clashes with a column list, and dropping the list would publish more columns.
+    FULL clashes with a column list, and dropping the list would publish more columns. It also clashes with generated columns that
+    are not published.
     """
-    table = quote_table(partition.schema, partition.name)
+    name = quote_table(partition.schema, partition.name)
     if has_list:
-        return f"for {table} name a unique index that has only columns of the column list, by REPLICA IDENTITY USING INDEX"
-    return f"ALTER TABLE {table} REPLICA IDENTITY FULL"
+        return f"for {name} name a unique index that has only columns of the column list, by REPLICA IDENTITY USING INDEX"
+    if table is not None and not _takes_full(facts, table, partition):
+        return f"for {name} name a unique index without generated columns, by REPLICA IDENTITY USING INDEX"
+    return f"ALTER TABLE {name} REPLICA IDENTITY FULL"
+
+
+def _takes_full(facts: Facts, table: Table, partition: Partition) -> bool:
+    """Tell whether the server would take UPDATE and DELETE with REPLICA IDENTITY FULL (since 18 not with unpublished columns)."""
+    published = {column.name for column in table.published.columns}
+    return facts.server.version < GENERATED_COLUMNS_SINCE or published.issuperset(partition.generated)
 
 
 def _has_list(facts: Facts, table: Table) -> bool:
@@ -301,7 +314,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
             if each.replica_identity == "f":
                 continue
             columns = set(each.identity or ())
-            fix = _identify(each, has_list=_has_list(facts, table))
+            fix = _identify(facts, table, each, has_list=_has_list(facts, table))
             if not columns.issuperset(key):
                 yield error(
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
@@ -311,6 +324,8 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
                     subject=table.name,
                 )
             elif not table.identity:
+                if not _takes_full(facts, table, each) and table.published.primary_key:
+                    fix = f"ALTER TABLE {_sql(table)} REPLICA IDENTITY DEFAULT"
                 yield warning(
                     f"the table has REPLICA IDENTITY FULL, but partition {each.schema}.{each.name} does not",
                     f"of its updated and deleted rows the server sends only {listed(each.identity or ())}, and NULL for the rest",
@@ -334,23 +349,36 @@ def _has_old_rows(facts: Facts, table: Table) -> bool:
 
 
 def generated(facts: Facts) -> Iterator[Verdict]:
-    """Judge whether the server refuses UPDATE and DELETE because of generated columns that are not published (since 18)."""
-    if facts.server.version < GENERATED_COLUMNS_SINCE or not _need_identity(facts):
-        return
+    """Judge whether the server refuses UPDATE and DELETE because of generated columns that are not published (since 18).
+
+    If there is a column list, it decides what is published, and `restrictions` judges it.
+    """
     for table in facts.tables:
-        names = {column.name for column in table.published.columns}
-        for each in table.partitions:
-            if each.identity is None and not _sets_full(facts):
+        refused = " and ".join(table.published.refused)
+        for each in table.partitions if refused and not _has_list(facts, table) else ():
+            identity = each.identity or each.generated
+            missing = [name for name in table.published.unpublished_generated if name in identity]
+            if not missing or (each.identity is None and not _sets_full(facts)):
                 continue
-            missing = [name for name in each.generated if name in (each.identity or each.generated) and name not in names]
-            if missing:
-                yield error(
-                    f"its replica identity has the generated column {listed(missing)}, which is not published",
-                    "the server refuses UPDATE and DELETE on it, to every application",
-                    f"ALTER PUBLICATION {_first_publication(facts)} SET (publish_generated_columns = stored), or another"
-                    f" replica identity: ALTER TABLE {quote_table(each.schema, each.name)} REPLICA IDENTITY USING INDEX …",
-                    subject=table.name,
-                )
+            whose = "its replica identity" if each.identity is not None else "REPLICA IDENTITY FULL, which -c would set,"
+            yield error(
+                f"{whose} has the generated column {listed(missing)}, which is not published",
+                f"the server refuses {refused} on it, to every application",
+                _without_generated(facts, table, each, missing),
+                subject=table.name,
+            )
+
+
+def _without_generated(facts: Facts, table: Table, partition: Partition, missing: Sequence[str]) -> str:
+    """Return how generated columns that are ``missing`` in the publication get into it, or out of the replica identity."""
+    name, key = quote_table(partition.schema, partition.name), table.published.primary_key
+    if key and partition.replica_identity != "d" and not set(key).intersection(partition.generated):
+        other = f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
+    else:
+        other = f"another replica identity: ALTER TABLE {name} REPLICA IDENTITY USING INDEX …"
+    if facts.publications and not set(missing).intersection(partition.virtual):
+        return f"ALTER PUBLICATION {_first_publication(facts)} SET (publish_generated_columns = stored), or {other}"
+    return other
 
 
 def _first_publication(facts: Facts) -> str:
@@ -365,25 +393,25 @@ def restrictions(facts: Facts) -> Iterator[Verdict]:
     use only columns of the replica identity.
     """
     found = False
-    keys = {(table.published.schema, table.published.name): table.published.primary_key for table in facts.tables}
+    tables_by_name = {table.name: table for table in facts.tables}
     for each in facts.restrictions:
         if not _needs_identity(each):
             continue
         for partition in each.partitions:
-            for verdict in _clashes(each, partition, keys.get((each.schema, each.name), ())):
+            for verdict in _clashes(facts, each, partition, tables_by_name.get(f"{each.schema}.{each.name}")):
                 found = True
                 yield verdict
     if facts.restrictions and not found:
         yield ok("no column list or row filter clashes with a replica identity")
 
 
-def _clashes(found: Restriction, partition: Partition, key: Sequence[str]) -> Iterator[Verdict]:
+def _clashes(facts: Facts, found: Restriction, partition: Partition, table: Table | None) -> Iterator[Verdict]:
     """Yield a verdict for each conflict of a publication's column list and row filter with a table's or partition's identity.
 
-    ``key`` is the table's primary key. No fix takes columns out of the list in silence: they may be those that must not leave the
-    server.
+    No fix takes columns out of the list in silence: they may be those that must not leave the server.
     """
     name = f"{found.schema}.{found.name}"
+    key = table.published.primary_key if table is not None else ()
     refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
     why = f"the server refuses {refused} on it, to every application"
     if partition.identity is None:
@@ -392,13 +420,13 @@ def _clashes(found: Restriction, partition: Partition, key: Sequence[str]) -> It
     outside = [] if is_full else [column for column in found.filtered_by or () if column not in partition.identity]
     if outside:
         message = f"publication {found.publication!r} filters its rows by {listed(outside)}, which the replica identity lacks"
-        yield error(message, why, _identify(partition, has_list=found.columns is not None), subject=name)
+        yield error(message, why, _identify(facts, table, partition, has_list=found.columns is not None), subject=name)
     if found.columns is None:
         return
     leaves_out = f"the column list of publication {found.publication!r} leaves out"
     missing = [column for column in partition.identity if column not in found.columns]
     if is_full:
-        fix = _identify(partition, has_list=True)
+        fix = _identify(facts, table, partition, has_list=True)
         if key and set(found.filtered_by or ()) <= set(key) <= set(found.columns):
             fix = f"ALTER TABLE {quote_table(partition.schema, partition.name)} REPLICA IDENTITY DEFAULT"
         yield error(f"{leaves_out} some columns, and the replica identity is FULL", why, fix, subject=name)

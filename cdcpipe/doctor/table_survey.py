@@ -112,7 +112,7 @@ def _partitions(relation: str) -> str:
     """Return an expression for the relations that hold a table's rows, and their identities, as a JSON array of arrays."""
     return (
         f"(SELECT json_agg(json_build_array(s.nspname, leaf.relname, leaf.relreplident, {identity_of('leaf')},"
-        " (SELECT json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
+        " (SELECT json_agg(json_build_array(a.attname, a.attgenerated = 'v') ORDER BY a.attnum) FROM pg_catalog.pg_attribute a"
         "  WHERE a.attrelid = leaf.oid AND a.attgenerated <> '' AND NOT a.attisdropped)) ORDER BY s.nspname, leaf.relname)"
         " FROM pg_catalog.pg_class leaf JOIN pg_catalog.pg_namespace s ON s.oid = leaf.relnamespace"
         f" WHERE leaf.oid IN {leaves_of(relation)})::text"
@@ -121,7 +121,14 @@ def _partitions(relation: str) -> str:
 
 def _parse_partitions(found: str | None) -> tuple[Partition, ...]:
     return tuple(
-        Partition(schema, name, kind, None if identity is None else tuple(identity), tuple(generated or ()))
+        Partition(
+            schema,
+            name,
+            kind,
+            None if identity is None else tuple(identity),
+            generated=tuple(column for column, _ in generated or ()),
+            virtual=tuple(column for column, is_virtual in generated or () if is_virtual),
+        )
         for schema, name, kind, identity, generated in json.loads(found or "[]")
     )
 

@@ -154,6 +154,15 @@ REFUSED = [
     ("tables.restrictions", 15, f"{KEY}; create publication p for table t (v)", "leaves out id"),
     (
         "tables.restrictions",
+        18,
+        (
+            "create table t (id int, v int, g int generated always as (id) stored, primary key (id, g));"
+            "create publication p for table t (id, v)"
+        ),
+        "leaves out g",
+    ),
+    (
+        "tables.restrictions",
         15,
         f"{KEY}; alter table t replica identity full; create publication p for table t (id)",
         "leaves out some columns",
@@ -181,6 +190,25 @@ REFUSED = [
         18,
         "create table t (v int, id int, g int generated always as (id) stored primary key); create publication p for table t",
         "generated column g",
+    ),
+    (
+        "tables.generated",
+        18,
+        (
+            "create table t (id int primary key, v int, g int generated always as (v), h int generated always as (v) stored);"
+            "alter table t replica identity full; create publication p for table t with (publish_generated_columns = stored)"
+        ),
+        "generated column g, which",
+    ),
+    (
+        "tables.generated",
+        18,
+        (
+            "create table t (id int, v int, g int generated always as (v), primary key (id)) partition by list (id);"
+            "create table t1 partition of t for values in (1); alter table t1 replica identity full; alter table t replica identity"
+            " full; create publication p for table t with (publish_via_partition_root)"
+        ),
+        "generated column g, which",
     ),
 ]
 
@@ -555,6 +583,14 @@ def test_a_new_publication_with_tables_without_a_key(pg18: postgres.Cluster) -> 
         assert [(each.level, each.subject) for each in found("insert-only")] == [("ok", None)]
         [full] = found("full")
         assert (full.level, full.message) == ("ok", "-c sets REPLICA IDENTITY FULL on public.plain")
+        # -c refuses what the doctor calls an error.
+        connection.execute("create table log (v text, g text generated always as (v)); alter table log replica identity full")
+        connection.execute("create table other (v text, g text generated always as (v))")
+        for keyless, names in ("refuse", {"public.log"}), ("full", {"public.log", "public.other"}), ("insert-only", set()):
+            wanted = NewPublication.of(keyless=keyless)
+            said = diagnose(database, publications=with_companions(("new",), wanted), new=wanted, create=True)
+            assert {each.subject for each in of(said, "tables.generated")} == names
+        connection.execute("drop table log, other")
         wanted = NewPublication.of(tables=["public.*"], exclude_tables=["public.plain"])
         [tables] = of(diagnose(database, publications=("new",), new=wanted, create=True), "tables.published")
         assert tables.message.startswith("1 table is published")

@@ -96,6 +96,8 @@ def test_operations_of_tables_without_a_key() -> None:
     judge(check, mine, "warning leaves out update, delete … first give public.log a replica identity")
     assert "ALTER" not in str([each.fix for each in check(mine)])
     judge(check, replace(mine, tables=(table(),)), "warning … ALTER PUBLICATION")
+    generated = table(published={"unpublished_generated": ("g",)})
+    judge(check, replace(mine, tables=(generated,)), "warning … first give public.t")
     id_left_out = Restriction("p", "public", "t", keyless, ("v",), None, table().partitions)
     judge(check, replace(mine, tables=(table(),), restrictions=(id_left_out,)), "warning … first give public.t")
 
@@ -252,20 +254,49 @@ def test_partitions_do_not_inherit_replica_identity_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "identity", "columns", "version", "is_refused"),
+    ("kind", "key", "virtual", "fix"),
     [
-        ("d", ("id",), "id v", 180004, False),
-        ("d", ("id", "g"), "id v g", 180004, False),
-        ("d", ("id", "g"), "id v", 180004, True),
-        ("f", (), "id v", 180004, True),
-        ("f", (), "id v", 170010, False),
+        (
+            "f",
+            ("id",),
+            (),
+            'ALTER PUBLICATION "p" SET (publish_generated_columns = stored), or ALTER TABLE … REPLICA IDENTITY DEFAULT',
+        ),
+        ("f", (), (), "publish_generated_columns = stored), or another replica identity: … USING INDEX"),
+        ("d", ("id", "g"), (), "publish_generated_columns = stored), or another replica identity: … USING INDEX"),
+        # No publication has a virtual column.
+        ("f", ("id",), ("g",), 'to every application. ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT'),
+        ("f", (), ("g",), "to every application. another replica identity: … USING INDEX"),
     ],
 )
-def test_generated(kind: str, identity: tuple[str, ...], columns: str, version: int, is_refused: bool) -> None:
-    leaf = Partition("public", "t", kind, identity, generated=("g",))
-    given = replace(on(version=version), tables=(table(columns=columns, partitions=(leaf,)),))
-    expected = ["error generated column g … publish_generated_columns = stored"] if is_refused else []
-    judge(table_checks.generated, given, *expected)
+def test_generated(kind: str, key: tuple[str, ...], virtual: tuple[str, ...], fix: str) -> None:
+    leaf = Partition("public", "t", kind, key if kind == "d" else (), ("g",), virtual)
+    published = {"primary_key": key, "unpublished_generated": ("g",), "refused": ("UPDATE",)}
+    given = facts(tables=(table(published=published, partitions=(leaf,)),))
+    judge(table_checks.generated, given, f"error generated column g … refuses UPDATE on it … {fix}")
+    judge(table_checks.identity, given, "ok no table's UPDATE or DELETE is refused because it has no replica identity")
+    # A publication that has only inserts of the table does no harm. And one that is not there can't be altered.
+    judge(table_checks.generated, facts(tables=(table(published=published | {"refused": ()}, partitions=(leaf,)),)))
+    assert "ALTER PUBLICATION" not in str(list(table_checks.generated(replace(given, publications=()))))
+
+
+def test_replica_identity_full_is_no_remedy_for_a_table_with_generated_columns() -> None:
+    leaf = Partition("public", "t", "d", None, ("g",))
+    published = {"primary_key": (), "unpublished_generated": ("g",), "refused": ("UPDATE", "DELETE")}
+    given = facts(tables=(table(published=published, identity=None, partitions=(leaf,)),))
+    judge(table_checks.identity, given, "error no primary key … without generated columns … USING INDEX; or give it a primary key")
+    judge(table_checks.generated, given)
+    full = replace(
+        given, asked=replace(NEW, new=NewPublication.of(keyless="full")), publications=(), selection=Selection((), is_all=True)
+    )
+    judge(table_checks.identity, full)
+    judge(table_checks.generated, full, "error REPLICA IDENTITY FULL, which -c would set, has the generated column g")
+    older = replace(given, server=server(version=170010))
+    judge(table_checks.identity, older, 'error no primary key … ALTER TABLE "public"."t" REPLICA IDENTITY FULL; or')
+    # Of a root that has FULL, a partition can't have it.
+    leaf = Partition("public", "leaf", "d", ("id",), ("g",))
+    root = table(published={"replica_identity": "f"}, identity=(), partitions=(leaf,))
+    judge(table_checks.partitions, facts(tables=(root,)), 'warning … ALTER TABLE "public"."t" REPLICA IDENTITY DEFAULT')
 
 
 def restriction(**changes: Any) -> Facts:
