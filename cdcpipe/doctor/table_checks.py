@@ -9,6 +9,15 @@ from types import MappingProxyType
 from cdcpipe.catalog_sql import GENERATED_COLUMNS_SINCE
 from cdcpipe.doctor.facts import Facts, Partition, Publication, Restriction, Table
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
+from cdcpipe.doctor.identity_fixes import (
+    NEED_IDENTITY,
+    first_publication,
+    has_list,
+    identify,
+    needs_identity,
+    takes_full,
+    without_generated,
+)
 from cdcpipe.publishing import FULL, companion_name, own
 from cdcpipe.replication.new_publications import contents, identity_statements
 from cdcpipe.replication.tables import grants
@@ -23,7 +32,6 @@ _NOT_PUBLISHED = {
     "delete": "deleted rows stay",
     "truncate": "rows stay after TRUNCATE",
 }
-_NEED_IDENTITY = ("update", "delete")
 _OF_KEYLESS = ("insert", "truncate")
 """What ``--keyless insert-only`` publishes of tables without a key."""
 _NO_MATTER = "every change tells which row it is of"
@@ -111,7 +119,7 @@ def operations(facts: Facts) -> Iterator[Verdict]:
 def _publish(facts: Facts, publication: Publication, missing: Sequence[str]) -> str:
     """Return the SQL that publishes the ``missing`` operations, too; words if the server would then refuse commands."""
     publish = ", ".join(name for name in _NOT_PUBLISHED if name in publication.operations or name in missing)
-    refusing = _refusing(facts, publication) if set(missing).intersection(_NEED_IDENTITY) else []
+    refusing = _refusing(facts, publication) if set(missing).intersection(NEED_IDENTITY) else []
     if refusing:
         return (
             f"first give {few(refusing)} a replica identity of published columns: until then the server would refuse UPDATE and"
@@ -151,7 +159,7 @@ def tables(facts: Facts) -> Iterator[Verdict]:
         count = "1 table is" if len(facts.tables) == 1 else f"{len(facts.tables)} tables are"
         yield ok(f"{count} published, about {total}")
     elif facts.publications or facts.asked.create:
-        fix = f"ALTER PUBLICATION {_first_publication(facts)} ADD TABLE …"
+        fix = f"ALTER PUBLICATION {first_publication(facts)} ADD TABLE …"
         yield warning("no table is published", "the stream has nothing", fix)
 
 
@@ -199,9 +207,9 @@ def identity(facts: Facts) -> Iterator[Verdict]:
     for table in found:
         refused = " and ".join(table.published.refused)
         partitions = [each for each in table.partitions if each.identity is None]
-        has_list = _has_list(facts, table)
-        fixes = [_identify(facts, table, each, has_list=has_list) for each in partitions[:3]]
-        key = "; or give it a primary key" + (" that has only columns of the list" if has_list else "")
+        in_list = has_list(facts, table)
+        fixes = [identify(facts, table, each, in_list=in_list) for each in partitions[:3]]
+        key = "; or give it a primary key" + (" that has only columns of the list" if in_list else "")
         yield error(
             f"{_lack(table, partitions)}, and the publication has {refused}",
             f"the server refuses {refused} on it, to every application",
@@ -227,38 +235,6 @@ def _lack(table: Table, partitions: Sequence[Partition]) -> str:
     if kind == "i":
         return f"{who} an index as replica identity that is gone"
     return f"{who} a deferrable primary key alone" if table.published.has_deferrable_key else f"{who} no primary key"
-
-
-def _identify(facts: Facts, table: Table | None, partition: Partition, *, has_list: bool) -> str:
-    """Return the SQL for a replica identity; words if it can't be FULL, because there need be no index that fits.
-
-    FULL clashes with a column list, and dropping the list would publish more columns. It also clashes with generated columns that
-    are not published.
-    """
-    name = quote_table(partition.schema, partition.name)
-    if has_list:
-        return f"for {name} name a unique index that has only columns of the column list, by REPLICA IDENTITY USING INDEX"
-    if table is not None and not _takes_full(facts, table, partition):
-        return f"for {name} name a unique index without generated columns, by REPLICA IDENTITY USING INDEX"
-    return f"ALTER TABLE {name} REPLICA IDENTITY FULL"
-
-
-def _takes_full(facts: Facts, table: Table, partition: Partition) -> bool:
-    """Tell whether the server would take UPDATE and DELETE with REPLICA IDENTITY FULL (since 18 not with unpublished columns)."""
-    published = {column.name for column in table.published.columns}
-    return facts.server.version < GENERATED_COLUMNS_SINCE or published.issuperset(partition.generated)
-
-
-def _has_list(facts: Facts, table: Table) -> bool:
-    """Tell whether a publication of UPDATE or DELETE has a column list of the table."""
-    name = (table.published.schema, table.published.name)
-    return any(
-        (each.schema, each.name) == name and _needs_identity(each) and each.columns is not None for each in facts.restrictions
-    )
-
-
-def _needs_identity(found: Restriction) -> bool:
-    return bool(found.operations.intersection(_NEED_IDENTITY))
 
 
 def _is_root(table: Table) -> bool:
@@ -314,7 +290,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
             if each.replica_identity == "f":
                 continue
             columns = set(each.identity or ())
-            fix = _identify(facts, table, each, has_list=_has_list(facts, table))
+            fix = identify(facts, table, each, in_list=has_list(facts, table))
             if not columns.issuperset(key):
                 yield error(
                     f"partition {each.schema}.{each.name} identifies rows by {listed(each.identity or ())},"
@@ -324,7 +300,7 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
                     subject=table.name,
                 )
             elif not table.identity:
-                if not _takes_full(facts, table, each) and table.published.primary_key:
+                if not takes_full(facts, table, each) and table.published.primary_key:
                     fix = f"ALTER TABLE {_sql(table)} REPLICA IDENTITY DEFAULT"
                 yield warning(
                     f"the table has REPLICA IDENTITY FULL, but partition {each.schema}.{each.name} does not",
@@ -336,8 +312,8 @@ def partitions(facts: Facts) -> Iterator[Verdict]:
 
 def _need_identity(facts: Facts) -> bool:
     """Tell whether a publication has UPDATE or DELETE; one that -c makes has."""
-    published = {kind for publication in facts.publications for kind in publication.operations} or set(_NEED_IDENTITY)
-    return bool(published.intersection(_NEED_IDENTITY))
+    published = {kind for publication in facts.publications for kind in publication.operations} or set(NEED_IDENTITY)
+    return bool(published.intersection(NEED_IDENTITY))
 
 
 def _has_old_rows(facts: Facts, table: Table) -> bool:
@@ -355,7 +331,7 @@ def generated(facts: Facts) -> Iterator[Verdict]:
     """
     for table in facts.tables:
         refused = " and ".join(table.published.refused)
-        for each in table.partitions if refused and not _has_list(facts, table) else ():
+        for each in table.partitions if refused and not has_list(facts, table) else ():
             identity = each.identity or each.generated
             missing = [name for name in table.published.unpublished_generated if name in identity]
             if not missing or (each.identity is None and not _sets_full(facts)):
@@ -364,26 +340,9 @@ def generated(facts: Facts) -> Iterator[Verdict]:
             yield error(
                 f"{whose} has the generated column {listed(missing)}, which is not published",
                 f"the server refuses {refused} on it, to every application",
-                _without_generated(facts, table, each, missing),
+                without_generated(facts, table, each, missing),
                 subject=table.name,
             )
-
-
-def _without_generated(facts: Facts, table: Table, partition: Partition, missing: Sequence[str]) -> str:
-    """Return how generated columns that are ``missing`` in the publication get into it, or out of the replica identity."""
-    name, key = quote_table(partition.schema, partition.name), table.published.primary_key
-    if key and partition.replica_identity != "d" and not set(key).intersection(partition.generated):
-        other = f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT"
-    else:
-        other = f"another replica identity: ALTER TABLE {name} REPLICA IDENTITY USING INDEX …"
-    if facts.publications and not set(missing).intersection(partition.virtual):
-        return f"ALTER PUBLICATION {_first_publication(facts)} SET (publish_generated_columns = stored), or {other}"
-    return other
-
-
-def _first_publication(facts: Facts) -> str:
-    names = [publication.name for publication in facts.publications] or list(facts.asked.publications)
-    return quote_identifier(names[0]) if names else "…"
 
 
 def restrictions(facts: Facts) -> Iterator[Verdict]:
@@ -395,7 +354,7 @@ def restrictions(facts: Facts) -> Iterator[Verdict]:
     found = False
     tables_by_name = {table.name: table for table in facts.tables}
     for each in facts.restrictions:
-        if not _needs_identity(each):
+        if not needs_identity(each):
             continue
         for partition in each.partitions:
             for verdict in _clashes(facts, each, partition, tables_by_name.get(f"{each.schema}.{each.name}")):
@@ -412,7 +371,7 @@ def _clashes(facts: Facts, found: Restriction, partition: Partition, table: Tabl
     """
     name = f"{found.schema}.{found.name}"
     key = table.published.primary_key if table is not None else ()
-    refused = " and ".join(kind.upper() for kind in _NEED_IDENTITY if kind in found.operations)
+    refused = " and ".join(kind.upper() for kind in NEED_IDENTITY if kind in found.operations)
     why = f"the server refuses {refused} on it, to every application"
     if partition.identity is None:
         return
@@ -420,13 +379,13 @@ def _clashes(facts: Facts, found: Restriction, partition: Partition, table: Tabl
     outside = [] if is_full else [column for column in found.filtered_by or () if column not in partition.identity]
     if outside:
         message = f"publication {found.publication!r} filters its rows by {listed(outside)}, which the replica identity lacks"
-        yield error(message, why, _identify(facts, table, partition, has_list=found.columns is not None), subject=name)
+        yield error(message, why, identify(facts, table, partition, in_list=found.columns is not None), subject=name)
     if found.columns is None:
         return
     leaves_out = f"the column list of publication {found.publication!r} leaves out"
     missing = [column for column in partition.identity if column not in found.columns]
     if is_full:
-        fix = _identify(facts, table, partition, has_list=True)
+        fix = identify(facts, table, partition, in_list=True)
         if key and set(found.filtered_by or ()) <= set(key) <= set(found.columns):
             fix = f"ALTER TABLE {quote_table(partition.schema, partition.name)} REPLICA IDENTITY DEFAULT"
         yield error(f"{leaves_out} some columns, and the replica identity is FULL", why, fix, subject=name)
