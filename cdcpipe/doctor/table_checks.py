@@ -396,6 +396,8 @@ def _clashes(facts: Facts, found: Restriction, partition: Partition, table: Tabl
         alter = f"ALTER PUBLICATION {quote_identifier(found.publication)}"
         fix = f"BEGIN; {alter} DROP TABLE {root}; {alter} ADD TABLE {root} ({columns}){where}; COMMIT"
         fix += f", or if {listed(missing)} must not be published, another replica identity"
+        if facts.server.version < GENERATED_COLUMNS_SINCE and set(missing).intersection(partition.generated):
+            fix = identify(facts, table, partition, in_list=True)
         yield error(f"{leaves_out} {listed(missing)} of the replica identity", why, fix, subject=name)
 
 

@@ -2,6 +2,8 @@
 
 A column list may leave out neither a column of a key nor, for a table whose updates are published, any column if the replica
 identity is FULL. The server says so late: CREATE PUBLICATION succeeds, and then each UPDATE fails, for every application.
+
+The lists have no generated columns. Before PostgreSQL 18 none may have them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, key_numbers, leaves_of
+from cdcpipe.catalog_sql import SCHEMAS_LISTS_FILTERS_SINCE, generated_of_identity, has_identity, key_numbers, leaves_of
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
-from cdcpipe.publishing import FULL, NewPublication
+from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication
 from cdcpipe.replication.selected import Selected
 from cdcpipe.units import few
 
@@ -28,18 +30,24 @@ SELECT c.oid::int8,
      JOIN pg_catalog.pg_attribute a ON a.attrelid = l.oid AND a.attnum = ANY ({key_numbers("i")})
      WHERE (l.oid = c.oid OR l.oid IN {leaves_of("c.oid")})
      AND (i.indisprimary OR (l.relreplident = 'i' AND i.indisreplident)))::text,
-    (SELECT bool_or(l.relreplident = 'f') FROM pg_catalog.pg_class l WHERE l.oid = c.oid OR l.oid IN {leaves_of("c.oid")})
+    (SELECT bool_or(l.relreplident = 'f') FROM pg_catalog.pg_class l WHERE l.oid = c.oid OR l.oid IN {leaves_of("c.oid")}),
+    (SELECT json_agg(DISTINCT g.attname) FROM pg_catalog.pg_class l CROSS JOIN LATERAL {generated_of_identity("l")} g
+     WHERE l.oid IN {leaves_of("c.oid")} AND l.relreplident <> 'f' AND {has_identity("l")})::text
 FROM pg_catalog.pg_class c WHERE c.oid IN ({{oids}})
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a table: name and number of those that a list may have, the generated ones, and those of keys."""
+    """The columns of a table: name and number of those that a list has, the generated ones, and those of keys.
+
+    ``generated_in_identity``: the generated columns in the index that is the replica identity.
+    """
 
     numbers: Mapping[str, int]
     generated: frozenset[str]
     keys: frozenset[str]
+    generated_in_identity: frozenset[str]
     is_full: bool
 
 
@@ -85,7 +93,14 @@ def _problems(table: Selected, found: _Columns, left_out: set[str], wanted: NewP
     problems = [f"{name}.{column} is part of a key" for column in sorted(left_out & found.keys)]
     if table.is_partitioned and not wanted.via_root:
         problems.append(f"{name} is partitioned, and has a column list only with --via-root")
-    if (found.is_full and not table.lacking) or (table.lacking and wanted.keyless == FULL):
+    if table.is_refused and wanted.keyless == INSERT_ONLY:
+        return problems  # its updates and deletes are not published
+    problems += [
+        f"{name}.{column} is a generated column of the replica identity, which the column list would lack (REPLICA IDENTITY USING"
+        " INDEX can name another key)"
+        for column in sorted(found.generated_in_identity - left_out)
+    ]
+    if found.is_full or (table.lacking and wanted.keyless == FULL):
         problems.append(f"{name} has REPLICA IDENTITY FULL, which needs all columns")
     return problems
 
@@ -93,12 +108,13 @@ def _problems(table: Selected, found: _Columns, left_out: set[str], wanted: NewP
 def _columns(connection: Connection, tables: Sequence[Selected]) -> Mapping[int, _Columns]:
     rows = connection.execute(_COLUMNS.format(oids=", ".join(str(each.relation_id) for each in tables) or "NULL"))
     found = {}
-    for oid, columns, keys, is_full in rows:
+    for oid, columns, keys, is_full, generated in rows:
         described = json.loads(columns or "[]")
         found[int(oid or 0)] = _Columns(
             numbers={name: number for name, number, is_generated in described if not is_generated},
             generated=frozenset(name for name, _, is_generated in described if is_generated),
             keys=frozenset(json.loads(keys or "[]")),
+            generated_in_identity=frozenset(json.loads(generated or "[]")),
             is_full=is_full == "t",
         )
     return found

@@ -620,6 +620,30 @@ def test_columns_that_can_not_be_left_out(pg18: postgres.Cluster) -> None:
             connection.execute("update a set v = 'z'")
 
 
+@pytest.mark.parametrize("version", ["15", "18"])
+def test_a_column_list_lacks_no_generated_column_of_the_replica_identity(request: pytest.FixtureRequest, version: str) -> None:
+    """The server would refuse each UPDATE and DELETE."""
+    cluster: postgres.Cluster = request.getfixturevalue(f"pg{version}")
+    with cluster.database() as database, database.connect() as connection:
+        connection.execute(
+            "create table t (id int not null unique, secret text, g int generated always as (id) stored, primary key (id, g));"
+            "insert into t (id) values (1)"
+        )
+        options = "--table", "public.t", "--exclude-column", "public.t.secret"
+        code, err = prepare(database, *options)
+        assert code == 2
+        assert "public.t.g is a generated column of the replica identity, which the column list would lack" in err
+        assert things(connection) == []
+        if version == "18":  # where it could not be published without a list, either
+            assert prepare(database, *options, "--keyless", "insert-only")[0] == 0
+            connection.execute("update t set secret = 'x'")
+            connection.execute("select pg_drop_replication_slot('s'); drop publication p, p_keyless")
+        # What the message says helps.
+        connection.execute("alter table t replica identity using index t_id_key")
+        assert prepare(database, *options) == (0, "")
+        connection.execute("update t set secret = 'y'; delete from t; select pg_drop_replication_slot('s')")
+
+
 def test_land_takes_the_same_options(pg18: postgres.Cluster, tmp_path: Path) -> None:
     with pg18.database() as database, database.connect() as connection:
         connection.execute("create table keyed (id int primary key); create table plain (v text)")

@@ -313,6 +313,7 @@ def restriction(**changes: Any) -> Facts:
 
 
 FULL = (Partition("public", "t", "f", ()),)
+GENERATED_KEY = (Partition("public", "t", "d", ("id", "g"), ("g",)),)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +330,14 @@ FULL = (Partition("public", "t", "f", ()),)
         (
             restriction(columns=("v",)),
             ['error leaves out id of the replica identity … DROP TABLE "public"."t"; … ADD TABLE "public"."t" ("v", "id"); COMMIT'],
+        ),
+        (
+            restriction(columns=("id",), partitions=GENERATED_KEY),
+            ['error leaves out g of the replica identity … ADD TABLE "public"."t" ("id", "g")'],
+        ),
+        (  # where no list may have it
+            replace(restriction(columns=("id",), partitions=GENERATED_KEY), server=server(version=170010)),
+            ["error leaves out g of the replica identity … only columns of the column list, by REPLICA IDENTITY USING INDEX"],
         ),
         (
             restriction(columns=("id", "v"), partitions=FULL),
