@@ -6,7 +6,9 @@
 - a table some of whose changes were not published for a while (``operations``);
 - a table some of whose rows, or columns, were not published for a while (``filters``, ``unpublished``);
 - a table that ALTER TABLE has rewritten: a part has another file and another ``definition``. (VACUUM FULL, CLUSTER and TRUNCATE
-  change only the file, and ALTER TABLE without a rewrite changes only the definition.)
+  change only the file, and ALTER TABLE without a rewrite changes only the definition. One case looks like a rewrite by ALTER TABLE:
+  ADD COLUMN … DEFAULT left the default out of the older rows. The first VACUUM FULL or CLUSTER afterwards puts it there, and
+  changes the column's row in pg_attribute.)
 - a partition whose rows the stream lacks: a new part with rows (``has_rows``) that was attached, or may have been unlogged; or a
   part that was unlogged (file 0) in the first answer, and is not any more.
 """
@@ -45,7 +47,7 @@ class Part:
     """A relation that holds rows of a table: a leaf partition, or the table itself.
 
     - ``file``: the number of its file, which changes when the rows are written anew; 0 while it is unlogged;
-    - ``definition``: a digest that changes when ALTER TABLE changes a column;
+    - ``definition``: a digest that changes when ALTER TABLE changes a column, or VACUUM FULL puts its default in older rows;
     - ``is_attached``: whether ATTACH PARTITION has made it a part, instead of CREATE TABLE … PARTITION OF;
     - ``has_rows``: whether an attached part has rows, or had some. So for a partition that does not have its first file any more:
       it may have been unlogged. None for other parts.

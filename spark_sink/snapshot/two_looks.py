@@ -57,7 +57,7 @@ MORE_COLUMNS = "a column that it had is published now, and was not before"
 MORE_OPERATIONS = "its publication did not publish all of its changes"
 MORE_ROWS = "its publication has another row filter, or none any more"
 REPLACED = "another table has its name now"
-REWRITTEN = "ALTER TABLE has rewritten its rows"
+REWRITTEN = "ALTER TABLE, or the first VACUUM FULL or CLUSTER after ADD COLUMN … DEFAULT, has rewritten its rows"
 
 
 _NOTHING: Final[Mapping[int, SeenTable]] = MappingProxyType({})

@@ -81,9 +81,9 @@ CHANGED = [
     "delete from shrunk where id = 1",
 ]
 HEALED = {
-    "public.computed": "the stream does not have the values of earlier rows in r; ALTER TABLE has rewritten its rows",
+    "public.computed": f"the stream does not have the values of earlier rows in r; {two_looks.REWRITTEN}",
     "public.rewritten": two_looks.REWRITTEN,
-    "public.retyped": "earlier values of v are in columns of the old type; ALTER TABLE has rewritten its rows",
+    "public.retyped": f"earlier values of v are in columns of the old type; {two_looks.REWRITTEN}",
     "public.new_name": two_looks.CAME,
     "public.nokey": two_looks.KEY,
     "public.parts": two_looks.ATTACHED,

@@ -138,8 +138,9 @@ def test_parts_tell_a_rewrite_from_everything_else(on: PublishedDatabase) -> Non
     assert changed("alter table t alter v type text using upper(v)") == (True, True)
     assert changed("alter table t add w float default random()") == (True, True)
     assert changed("alter table t add c int default 7") == (False, True)
-    assert changed("vacuum full t", "cluster t using t_pkey", "truncate t")[0] is True
-    assert changed("vacuum full t", "truncate t") == (True, False)
+    # Once, it puts the default of c in the rows.
+    assert changed("vacuum full t") == (True, True)
+    assert changed("vacuum full t", "cluster t using t_pkey", "truncate t") == (True, False)
     assert run_cli("prepare", "-d", on.database.dsn, "-S", on.slot, "--parts", "--export-snapshot")[0] == 1
 
 
