@@ -12,12 +12,10 @@ from types import MappingProxyType
 from cdcpipe.doctor.facts import Facts, Server, Unreachable
 from cdcpipe.doctor.findings import Verdict, error, ok, warning
 from cdcpipe.doctor.words import lost, names_in, set_globally
-from cdcpipe.replication.slots import FAILOVER_SINCE, what_frees
+from cdcpipe.replication.slots import FAILOVER_SINCE, STANDBYS_DECODE_SINCE, what_frees
 from cdcpipe.sql import quote_literal
 
 __all__ = ["CHECKS"]
-
-_STANDBYS_DECODE_SINCE = 160000
 
 _NOT_AFTER_PROMOTION = "after its promotion the slot is not there, and all tables have to be copied anew"
 
@@ -49,9 +47,10 @@ def slot(facts: Facts) -> Iterator[Verdict]:
     found = primary.slot(facts.asked.slot)
     if primary.version < FAILOVER_SINCE:
         why = "the server is older than 17, where a standby does not get the slot"
-        yield warning(
-            "there is a standby", f"{why}: {_NOT_AFTER_PROMOTION}", "upgrade to 17 or newer; or the extension pg_failover_slots"
-        )
+        fix = "upgrade to 17 or newer; or the extension pg_failover_slots"
+        if primary.version >= STANDBYS_DECODE_SINCE:  # such a standby would stream from the copy before its promotion
+            fix += ", and connections with target_session_attrs=read-write that name both servers"
+        yield warning("there is a standby", f"{why}: {_NOT_AFTER_PROMOTION}", fix)
     elif found is None:
         yield ok(f"slot {facts.asked.slot!r} is not there yet")
     elif found.failover:
@@ -153,7 +152,7 @@ def source(facts: Facts) -> Iterator[Verdict]:
     server = facts.server
     if not server.is_standby:
         return
-    if server.version < _STANDBYS_DECODE_SINCE:
+    if server.version < STANDBYS_DECODE_SINCE:
         yield error(
             "the connection leads to a standby",
             "standbys older than 16 do not decode",

@@ -337,13 +337,15 @@ def _problem(facts: Facts, slot: Slot) -> Verdict | None:
     if slot.database != facts.server.database:
         why = f"the connection is to {facts.server.database!r}"
         return error(f"{what} belongs to database {slot.database!r}", why, f"connect to it: -d {shlex.quote(slot.database or '')}")
+    why = "nobody can stream from it before this standby is promoted"
     if slot.is_copy:
-        why = "nobody can stream from it before this standby is promoted"
         return error(
             f"{what} is a copy of the primary's", why, "connect to the primary, or make another slot here: -S NAME -c --failover no"
         )
     if slot.is_lost:
         return error(f"{what} {lost(slot)}", "changes are missing for good", anew)
+    if not slot.decodes:
+        return error(f"{what} is on a standby that does not decode", why, "connect to the primary, or wait for the promotion")
     if slot.wal_status == "unreserved":
         return error(
             f"{what} is beyond max_slot_wal_keep_size", "the next checkpoint may remove WAL that it needs", "stream from it now"

@@ -27,6 +27,7 @@ from cdcpipe.units import format_size
 
 __all__ = [
     "FAILOVER_SINCE",
+    "STANDBYS_DECODE_SINCE",
     "Slot",
     "as_login_role",
     "check_free",
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 FAILOVER_SINCE = 170000
 """The first server version whose slots have the properties ``failover`` and ``synced``."""
 
+STANDBYS_DECODE_SINCE = 160000
+"""The first server version whose standbys have logical slots of their own, and can stream from them."""
 
 _CONFLICTS_SINCE = 160000
 _CONFLICT_IN_16 = "CASE WHEN conflicting AND restart_lsn IS NOT NULL THEN 'conflict' END"
@@ -104,6 +107,9 @@ class Slot:
     """Why the slot is lost, in the server's words (17 and newer); ``conflict`` on a standby of version 16; None if unknown."""
     in_recovery: bool
     """Whether the server is a standby."""
+    decodes: bool
+    """Whether the server streams from logical slots. A standby before PostgreSQL 16 does not, until it is promoted: a tool, such as
+    pg_failover_slots or Patroni, may have copied a slot to it, or it was the primary before."""
     is_new: bool = False
     """Whether this process has just created it (`find_slot` can't know)."""
 
@@ -112,7 +118,7 @@ class Slot:
         """Return the slot that a row with `slot_columns` shows."""
         (
             name, plugin, slot_type, database, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_bytes, two_phase,
-            temporary, in_recovery, failover, synced, invalidation_reason,
+            temporary, in_recovery, decodes, failover, synced, invalidation_reason,
         ) = row  # fmt: skip
         return cls(
             name=name or "",
@@ -130,6 +136,7 @@ class Slot:
             synced=None if synced is None else synced == "t",
             invalidation_reason=invalidation_reason,
             in_recovery=in_recovery == "t",
+            decodes=decodes == "t",
         )
 
     @property
@@ -164,7 +171,7 @@ class Slot:
     @property
     def is_free(self) -> bool:
         """Whether a stream from the slot can start now, as far as other processes and servers decide it."""
-        return not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
+        return self.decodes and not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
 
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
@@ -188,9 +195,10 @@ def slot_columns(server_version: int) -> str:
         newer = "failover, synced, invalidation_reason"
     else:
         newer = f"NULL, NULL, {_CONFLICT_IN_16 if server_version >= _CONFLICTS_SINCE else 'NULL'}"
+    decodes = "true" if server_version >= STANDBYS_DECODE_SINCE else "NOT pg_catalog.pg_is_in_recovery()"
     return (
         "slot_name, plugin, slot_type, database, active_pid, restart_lsn, confirmed_flush_lsn, wal_status, safe_wal_size,"
-        f" two_phase, temporary, pg_catalog.pg_is_in_recovery(), {newer}"
+        f" two_phase, temporary, pg_catalog.pg_is_in_recovery(), {decodes}, {newer}"
     )
 
 
@@ -255,12 +263,10 @@ def drop_lost(connection: Connection, slot: Slot) -> None:
 
 
 def check_free(slot: Slot) -> None:
-    """Raise SlotInUseError if another connection uses the slot, and InitError if it is a standby's copy of its primary's slot."""
-    if slot.is_copy:
-        hint = (
-            "connect to the primary; or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby); or make another slot"
-            " here: -S NAME -c --failover no"
-        )
+    """Raise SlotInUseError if another connection uses the slot, and InitError if nobody can before the standby is promoted."""
+    if slot.is_copy or not slot.decodes:
+        hint = "connect to the primary; or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby)"
+        hint += "; or make another slot here: -S NAME -c --failover no" if slot.decodes else ""
         raise InitError(slot_in_use_message(slot), hint=hint)
     if not slot.is_free:
         raise SlotInUseError(slot_in_use_message(slot), hint=f"{what_frees(slot)}, or wait for it: --poll-mode, --standby")
@@ -311,7 +317,7 @@ def _gap_error(found: str, slot_lsn: LSN, expected_lsn: int, hint: str) -> GapEr
 
 
 def slot_in_use_message(slot: Slot) -> str:
-    """Return a message that says why a slot is not free: which process uses it, or that it is a copy."""
+    """Return a message that says why a slot is not free: which process uses it, or that the standby must be promoted first."""
     if slot.is_copy:
         what = "this standby's copy of its primary's slot: nobody can stream from it before the standby is promoted"
         end = ", so a promotion now would lose the slot"
@@ -320,6 +326,9 @@ def slot_in_use_message(slot: Slot) -> str:
             cause, _ = _LOST.get(slot.invalidation_reason, _LOST[None])
             passing = f"; the copy is lost ({cause}){end}; the standby makes it anew if the primary's slot is well"
         return f"replication slot {slot.name!r} is {what}{passing}"
+    if not slot.decodes:
+        what = f"on a standby older than PostgreSQL {STANDBYS_DECODE_SINCE // 10000}"
+        return f"replication slot {slot.name!r} is {what}: nobody can stream from it before the standby is promoted"
     if slot.confirmed_flush_lsn is None:
         return f"replication slot {slot.name!r} is still being created, by server process {slot.active_pid}"
     return f"replication slot {slot.name!r} is in use by server process {slot.active_pid}"
@@ -331,7 +340,7 @@ def what_frees(slot: Slot) -> str:
         return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
     if slot.is_passing_copy:
         return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
-    if slot.is_copy:
+    if slot.is_copy or not slot.decodes:
         return "promote this standby"
     if slot.confirmed_flush_lsn is None:
         end = "let the running transactions end, for which its creation waits"

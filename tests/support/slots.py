@@ -19,4 +19,5 @@ SLOT = Slot(
     synced=False,
     invalidation_reason=None,
     in_recovery=False,
+    decodes=True,
 )

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -169,3 +171,41 @@ def test_a_standby_of_version_15_has_no_slots() -> None:
         code, _, err = run_cli(*pair.arguments, "-c", "-A", "--endpos", "0/1")
         assert code == 2
         assert "logical slots on a standby take PostgreSQL 16 or newer: connect to the primary" in err
+
+
+def test_a_copied_slot_on_a_standby_of_version_15_waits_for_the_promotion() -> None:
+    """pg_failover_slots and Patroni make such slots. -L took one for free, and --standby did not wait."""
+    need("15")
+    with postgres.Cluster("15") as primary, primary.connect() as connection:
+        connection.execute("create table t (id int primary key); create publication p for table t")
+        with postgres.Cluster("15", standby_of=primary) as standby:
+            connection.execute("select pg_create_logical_replication_slot('s', 'pgoutput')")
+            copy_slot("s", primary, standby)
+            arguments = ("-d", standby.dsn, "-S", "s", "--publication", "p", "-J", "-N")
+            code, _, err = run_cli(*arguments, "-L", "-u", "0")
+            assert code == 9
+            assert "hint: wait longer (-u), or promote this standby" in err
+            for command in ((), ("prepare",)):
+                options = arguments[:-2] if command else arguments
+                code, _, err = run_cli(*command, *options)
+                assert code == 2
+                assert "replication slot 's' is on a standby older than PostgreSQL 16: nobody can stream from it before" in err
+                assert "hint: connect to the primary; or wait for the promotion" in err
+            with CLI(*arguments, "--standby", "-v") as cli:
+                until(lambda: "waiting" in cli.stderr, "the wait for the promotion")
+                standby.promote()
+                with standby.connect() as promoted:
+                    promoted.execute("insert into t values (7)")
+                assert [body for _, body in cli.take(3)][1].count(b'"value":7') == 1
+                assert cli.quit() == 0
+
+
+def copy_slot(name: str, primary: postgres.Cluster, standby: postgres.Cluster) -> None:
+    """Copy the primary's slot to the standby by its file, as Patroni does."""
+    standby.halt("fast")
+    source, target = (cluster.data / "pg_replslot" / name for cluster in (primary, standby))
+    shutil.copytree(source, target)
+    owner = standby.data.stat()
+    for path in (target, *target.iterdir()):
+        os.chown(path, owner.st_uid, owner.st_gid)
+    standby.resume()

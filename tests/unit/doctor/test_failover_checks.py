@@ -37,7 +37,10 @@ def test_servers() -> None:
         (primary(slot(failover=False), physical("b")), "warning not the property failover … start it with --failover yes"),
         (primary(slot(failover=True), physical("b")), "ok standbys copy"),
         (primary(physical("b")), "ok not there yet"),
-        (primary(slot(), physical("b"), version=160009), "warning older than 17 … pg_failover_slots"),
+        (
+            primary(slot(), physical("b"), version=160009),
+            "warning older than 17 … pg_failover_slots … target_session_attrs=read-write",
+        ),
         (primary(slot(), physical("b", temporary=True)), "ok no standby is known"),  # pg_basebackup's
     ],
 )

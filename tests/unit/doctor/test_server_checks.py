@@ -273,6 +273,8 @@ def test_a_copy_of_the_primarys_slot_on_a_standby() -> None:
     for each in (copy, replace(copy, wal_status="lost"), replace(copy, wal_status="unreserved")):
         judge(server_checks.slot_state, on(slots=(each,), is_standby=True), "error copy of the primary's … -S NAME -c")
     judge(server_checks.slot_state, on(slots=(slot(synced=True),)), "ok free")  # promoted
+    before_16 = slot(synced=None, in_recovery=True, decodes=False)
+    judge(server_checks.slot_state, on(slots=(before_16,), is_standby=True), "error does not decode … connect to the primary")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ COPY = replace(SLOT, active_pid=7, temporary=True, failover=True, synced=True, i
         (replace(COPY, temporary=False), False, "promote this standby"),
         (replace(COPY, temporary=False, wal_status="lost"), True, "look at the slot on the primary"),
         (replace(COPY, temporary=False, synced=False), False, "stop that consumer"),
+        (replace(SLOT, synced=None, in_recovery=True, decodes=False), False, "promote this standby"),
         (replace(SLOT, active_pid=7, confirmed_flush_lsn=None), False, "(-u), or let the running transactions end"),
         (replace(SLOT, active_pid=7, confirmed_flush_lsn=None, in_recovery=True), False, "on the primary, and let the running"),
     ],
