@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cdcpipe.errors import CdcpipeError
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
-from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import error_of
 from spark_sink.client.process import Answer, ask, reading
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from cdcpipe.publishing import NewPublication
 
 
 __all__ = [
     "Prepared",
-    "PublishedNow",
     "SlotOptions",
     "ask_published",
     "creation_arguments",
@@ -32,11 +27,6 @@ __all__ = [
     "prepare_arguments",
     "slot_exists",
 ]
-
-_RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
-"""A server that is asked for its tables may be restarting."""
-_NEEDED = RetryPolicy(within_s=600.0, first_pause_s=1.0)
-"""With masks, nothing can be written without the answer. So a failover may take longer."""
 
 
 class SlotOptions(Protocol):
@@ -161,44 +151,6 @@ def look_up(config: SlotOptions, is_stopping: Callable[[], bool]) -> Prepared:
     if answer.code != ExitCode.SUCCESS:
         raise error_of(answer.failure)
     return Prepared.parse(answer.output)
-
-
-class PublishedNow:
-    """The published tables with their keys and columns, as of each request. Setting ``stopping`` ends a request that waits."""
-
-    def __init__(self, config: SlotOptions, stopping: threading.Event) -> None:
-        self._config = config
-        self._stopping = stopping
-        self.with_parts = False
-        """Whether to ask for the tables' parts, too. A pipeline with masks needs them."""
-        self.is_interrupted = False
-        """Whether a stop has ended a request. Its caller got an error."""
-
-    def describe(self) -> Iterable[Mapping[str, Any]]:
-        """Return the tables; a server that has gone away may be restarting, and is waited for."""
-        began, failures, policy = time.monotonic(), 0, _NEEDED if self.with_parts else _RECONNECT
-        while True:
-            try:
-                answer = ask_published(self._config, self._stopping.is_set, parts=self.with_parts)
-                is_away = answer.code in (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
-                failures += 1
-                pause_s = policy.pause_s(failures, time.monotonic() - began) if is_away else None
-                if pause_s is None:
-                    break
-                if self._stopping.wait(pause_s):
-                    raise InterruptedError
-            except InterruptedError:
-                self.is_interrupted = True
-                raise
-        if answer.code != ExitCode.SUCCESS:
-            failure = answer.failure
-            is_gone = failure.is_unreachable or answer.code == ExitCode.PG_CLOSED
-            cure = "start again once the server can be reached" if is_gone else failure.hint or "start again once this is mended"
-            raise CdcpipeError(
-                f"tables that are new or have changed could not be looked up: {failure.message or answer.code}",
-                hint=f"{cure}; nothing is lost",
-            )
-        return Prepared.parse(answer.output).tables
 
 
 def prepare_arguments(config: SlotOptions) -> list[str]:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Self
 from cdcpipe.background import Background
 from cdcpipe.errors import InitError
 from spark_sink.client.keyless import has_key, table_name, warnings_of
-from spark_sink.client.prepare import PublishedNow
 from spark_sink.client.slot_monitor import Lag, SlotMonitor
 from spark_sink.doctor.at_start import ServerLook, refuse_what_fails
 from spark_sink.files.local import check_usable
@@ -36,6 +35,7 @@ from spark_sink.pipeline.at_rest import Rest
 from spark_sink.pipeline.failures import stopped_elsewhere
 from spark_sink.pipeline.parts import make_healer, make_pipeline, make_session, make_upkeep
 from spark_sink.pipeline.progress import PipelineProgress
+from spark_sink.pipeline.published_now import PublishedNow
 from spark_sink.schema.types import INEXACT_MESSAGE
 from spark_sink.snapshot import two_looks
 from spark_sink.snapshot.catalog_look import want_deleted

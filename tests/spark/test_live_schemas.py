@@ -10,11 +10,11 @@ import pytest
 
 from cdcpipe.lsn import LSN
 from spark_sink.changelog.tables import changelogs_of
-from spark_sink.client.prepare import PublishedNow
 from spark_sink.delta import log as delta_log
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.launcher.launcher import Launcher
 from spark_sink.pipeline.pipeline import Pipeline
+from spark_sink.pipeline.published_now import PublishedNow
 from spark_sink.schema.table import SCHEMA_HISTORY, Table
 from spark_sink.staging.filler import SealPolicy
 from spark_sink.staging.log import Position, list_epochs
