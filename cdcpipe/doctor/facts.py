@@ -224,6 +224,8 @@ class Facts:
     """Why no connection for replication could be opened; None if one could."""
     replication_hint: str = ""
     """What the user can do about that."""
+    timeline: int | None = None
+    """The timeline of the connected server; None if no walsender could be asked."""
     wal_rate: WALRate | None = None
     transactions: tuple[Transaction, ...] | None = ()
     """The running transactions that have an id; None on a standby, where they are the primary's."""

@@ -6,6 +6,7 @@ the connection parameters name. A quick survey leaves out the tables, and the ra
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from cdcpipe.doctor.facts import Asked, Facts, Role, Server, Transaction, Unreac
 from cdcpipe.errors import CdcpipeError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.lsn import LSN
-from cdcpipe.replication.server import WAL_END, existing_roles
+from cdcpipe.replication.server import WAL_END, System, existing_roles, identify_system
 from cdcpipe.replication.session import connect, connect_walsender
 from cdcpipe.replication.slots import find_slots
 from cdcpipe.sql import SERVICE_ROLES
@@ -82,7 +83,8 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
     begun_at = time.monotonic()
     others = tuple(_look_there(each) for each in connection.parameters_elsewhere)
     tables = table_survey.Tables() if quick else table_survey.survey(connection, asked)
-    problem = _replication_problem(connection)
+    system = _ask_walsender(connection)
+    problem = system if isinstance(system, CdcpipeError) else None
     ddl = connection.execute(script.FIND)
     return Facts(
         asked=asked,
@@ -92,6 +94,7 @@ def survey(connection: Connection, asked: Asked, *, quick: bool = False) -> Fact
         service_roles=existing_roles(connection, SERVICE_ROLES),
         replication_problem=None if problem is None else _short(problem.message),
         replication_hint="" if problem is None else problem.hint or "",
+        timeline=system.timeline if isinstance(system, System) else None,
         wal_rate=None if quick else _watch(connection, server, begun_at),
         transactions=None if server.is_standby else _transactions(connection),
         ddl_triggers={name or "": state or "" for name, state, *_ in ddl},
@@ -156,13 +159,13 @@ def _look_there(parameters: Mapping[str, str]) -> Server | Unreachable:
         return Unreachable(f"{place}:{parameters.get('port', '')}", _short(ex.message))
 
 
-def _replication_problem(connection: Connection) -> CdcpipeError | None:
-    """Return the error if this server gives us no walsender; None if it does."""
+def _ask_walsender(connection: Connection) -> System | CdcpipeError:
+    """Return what a walsender of this server says of it, or the error if the server gives us none."""
     try:
-        connect_walsender(connection.parameters_here).close()
+        with contextlib.closing(connect_walsender(connection.parameters_here)) as walsender:
+            return identify_system(walsender)
     except CdcpipeError as ex:
         return ex
-    return None
 
 
 def _short(message: str) -> str:

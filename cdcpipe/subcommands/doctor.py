@@ -12,6 +12,7 @@ from cdcpipe.doctor.facts import Asked, Facts
 from cdcpipe.doctor.findings import Finding, Level, examine
 from cdcpipe.doctor.survey import survey
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import format_lsn
 from cdcpipe.replication.session import connected, initialising
 from cdcpipe.subcommands.slot import find_system_id
 
@@ -50,13 +51,15 @@ def doctor(parameters: Mapping[str, str], asked: Asked, *, quick: bool = False) 
 
 def _summary(facts: Facts, system_id: str | None, *, quick: bool) -> dict[str, Any]:
     """Return the facts that a calling program may need. What nobody looked at is None."""
-    rate = facts.wal_rate
+    rate, confirmed_lsn = facts.wal_rate, None if facts.slot is None else facts.slot.confirmed_flush_lsn
     tables = facts.tables if facts.asked.publications and not quick else None
     return {
         "version": facts.server.version,
         "system_id": system_id,
+        "timeline": facts.timeline,
         "is_standby": facts.server.is_standby,
         "slot_exists": facts.slot is not None,
+        "confirmed_flush_lsn": None if confirmed_lsn is None else format_lsn(confirmed_lsn),
         "wal_bytes_per_second": None if rate is None else round(rate.highest),
         "tables": None if tables is None else len(tables),
         "table_bytes": None if tables is None else sum(table.size_bytes for table in tables),

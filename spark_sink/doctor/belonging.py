@@ -9,16 +9,22 @@ from typing import Any, Final
 
 from cdcpipe.doctor.findings import Finding, Level, Verdict, error, ok, warning
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.sql import quote_literal
 from spark_sink.files.places import name
-from spark_sink.staging.log import has_log, list_epochs
+from spark_sink.launcher.continuity import gap_error
+from spark_sink.staging import account, recorded_gap
+from spark_sink.staging.gap import Gap
+from spark_sink.staging.log import OtherSourceError, has_log, list_epochs, log_end
+from spark_sink.staging.same_source import check_timeline
 from spark_sink.warehouse.belonging import check_belonging, fed_tables
 from spark_sink.warehouse.initial_copy import oldest_copy_lsn
 from spark_sink.warehouse.warehouse import Warehouse
 
-__all__ = ["Begun", "begin", "begun", "right_server", "together", "without_making"]
+__all__ = ["Begun", "begin", "begun", "gone_back", "right_server", "together", "without_making"]
 
 _WHY: Final = "run refuses them"
+_REFUSED: Final = "run and land refuse it"
 _SLOT_STATE: Final = "slot.state"
 """The check of ``cdcpipe doctor`` that says what is wrong with the slot."""
 
@@ -31,6 +37,10 @@ class Begun:
     system_id: str
     is_certain: bool = True
     """False if ``place`` can't be read: then nobody knows whether the pipeline is new."""
+    timeline: int = 0
+    """The server's timeline at the end of the changes; 0 if it is not known."""
+    account_lsn: int | None = None
+    """Up to where the log has everything; None without a log."""
 
 
 def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterator[Verdict]:
@@ -79,22 +89,27 @@ def begun(staging: Path, root: Path | None, table_format: str) -> Begun | None:
     place, is_certain = str(staging), False
     try:
         if is_certain := has_log(staging):
-            return Begun(place, list_epochs(staging)[-1].system_id)
+            recorded, epoch = account.read(staging), list_epochs(staging)[-1]  # before the end of the log is read (account.py)
+            end_lsn = 0 if (end := log_end(staging)) is None else end.lsn
+            return Begun(place, epoch.system_id, True, epoch.timeline, max(end_lsn, recorded.of_log(end_lsn).lsn))
         if root is None:
             return None
         place = name(root)
         house = Warehouse(root, table_format)
         source = house.source() if house.exists else None
         if source is not None and (source.position is not None or oldest_copy_lsn(house) is not None):
-            return Begun(house.name, source.system_id)
+            return Begun(house.name, source.system_id, True, source.timeline)
     except (CdcpipeError, OSError):  # other checks say so
         return Begun(place, "", is_certain)
     return None
 
 
 def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> Iterator[Verdict]:
-    """Judge whether the server is the one of the changes that the pipeline has, given the facts about the server."""
-    if known is None or not _is_other(known, server):
+    """Judge whether the server and the slot go on with the changes that the pipeline has, given the facts about the server."""
+    if known is None:
+        return
+    if not _is_other(known, server):
+        yield from _right_place(known, slot, server)
         return
     fix = f"connect to the former server; after a pg_upgrade or a restored dump without the slot, {_anew(known, server)}"
     if server.get("slot_exists"):
@@ -104,7 +119,33 @@ def right_server(known: Begun | None, slot: str, server: Mapping[str, Any]) -> I
             f" SELECT pg_drop_replication_slot({quote_literal(slot)}); then {_anew(known, server)}"
         )
     said = f"{known.place} has the changes of the server with system id {known.system_id}; this server is {server['system_id']}"
-    yield error(said, "run and land refuse it", fix)
+    yield error(said, _REFUSED, fix)
+
+
+def _right_place(known: Begun, slot: str, server: Mapping[str, Any]) -> Iterator[Verdict]:
+    """Judge the timeline and the slot's position on the server of the changes. Where timelines parted, only the launcher knows."""
+    if timeline := server.get("timeline"):
+        try:
+            check_timeline(f"{known.place} has", known.timeline, timeline)
+        except OtherSourceError as ex:
+            yield error(ex.message, _REFUSED, ex.hint or "")
+            return
+    at = LSN.parse(server.get("confirmed_flush_lsn") or "0/0")
+    if known.account_lsn is not None and at > known.account_lsn:
+        cause = f"slot {slot!r} is at {at}; the log has everything only up to {format_lsn(known.account_lsn)}"
+        gap = gap_error(Gap(known.account_lsn, cause, 0.0, 0.0), known.place)
+        yield error(cause, "the log lacks the changes in between: run and land refuse to start", gap.hint or "")
+
+
+def gone_back(staging: Path) -> Iterator[Verdict]:
+    """Judge whether a start has recorded a gap that no epoch of the log has yet. Each later start is refused for it."""
+    try:
+        gap = recorded_gap.read(staging)
+        if gap is not None and all(epoch.gap != gap for epoch in list_epochs(staging)):
+            refused = gap_error(gap, str(staging), record=str(staging / recorded_gap.NAME))
+            yield error(refused.message, _REFUSED, refused.hint or "")
+    except CdcpipeError as ex:
+        yield error(ex.message, _REFUSED, ex.hint or "")
 
 
 def without_making(findings: Iterable[Finding], known: Begun | None, server: Mapping[str, Any]) -> Iterator[Finding]:

@@ -94,6 +94,7 @@ def examine(planned: PlannedRun, start_spark: Callable[[], AbstractContextManage
     findings += examine_machine(planned, server)
     known = belonging.begun(planned.staging, planned.warehouse, planned.format)
     findings += named("pipeline.belonging", belonging.right_server(known, planned.slot, server))
+    findings += named("pipeline.belonging", belonging.gone_back(planned.staging))
     if planned.warehouse is not None:
         findings += _belonging(planned, planned.warehouse, server)
     if start_spark is not None and planned.warehouse is not None:

@@ -33,8 +33,10 @@ def test_lines_json_and_exit_codes(database: postgres.Database) -> None:
     assert found["server"] | {"wal_bytes_per_second": 0} == {
         "version": database.cluster.version_num,
         "system_id": system_id,
+        "timeline": 1,
         "is_standby": False,
         "slot_exists": False,
+        "confirmed_flush_lsn": None,
         "wal_bytes_per_second": 0,
         "tables": 0,
         "table_bytes": 0,

@@ -4,6 +4,7 @@ import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,8 @@ from cdcpipe.replication.slots import Slot
 from spark_sink.doctor import belonging as doctor
 from spark_sink.files.local import read_json, write_json
 from spark_sink.schema.table import Table
-from spark_sink.staging import copied, table_masks
+from spark_sink.staging import account, copied, recorded_gap, table_masks
+from spark_sink.staging.gap import Gap
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, Position, StagingError, has_log
 from spark_sink.staging.readers import read_readers, reader_place, register_reader, remove_consumed
@@ -248,6 +250,38 @@ def test_the_doctor_has_no_slot_made_beside_a_pipeline_that_has_begun(
     assert ("pg_drop_replication_slot('s')" in (verdict.fix or "")) == bool(found)
 
 
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({}, ()),
+        ({"timeline": 3, "confirmed_flush_lsn": "0/180"}, ()),
+        ({"timeline": 2, "confirmed_flush_lsn": "0/181"}, ("slot 's' is at 0/181; the log has everything only up to 0/180",)),
+        ({"timeline": 1}, ("the server is on timeline 1, but {staging} has changes of timeline 2: this server is an old primary",)),
+        ({"timeline": None, "confirmed_flush_lsn": None}, ()),
+    ],
+)
+def test_the_doctor_compares_timeline_and_slot_with_the_log(tmp_path: Path, now: dict[str, Any], expected: tuple[str, ...]) -> None:
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x140), timeline=2)
+    account.record(tmp_path, 0x180, 0x140)
+    known = doctor.begun(tmp_path, None, "delta")
+    found = list(doctor.right_server(known, "s", {"slot_exists": True, "system_id": "7"} | now))
+    assert len(found) == len(expected)
+    for verdict, text in zip(found, expected, strict=True):
+        assert (verdict.level, text.format(staging=tmp_path) in verdict.message) == ("error", True)
+
+
+def test_the_doctor_finds_a_gap_that_refuses_every_start(tmp_path: Path) -> None:
+    gap = Gap(0x120, "the server has gone back: its WAL ends at 0/120", 0.0, 0.0, is_divergence=True)
+    make_epoch(tmp_path, 1, 0x100, (0x100, 0x140))
+    assert list(doctor.gone_back(tmp_path)) == []
+    recorded_gap.record(tmp_path, gap)
+    (found,) = doctor.gone_back(tmp_path)
+    assert (found.level, "the server has gone back" in found.message) == ("error", True)
+    assert "--on-gap resnapshot goes on with this server" in (found.fix or "")
+    make_epoch(tmp_path, 2, 0x140, gap=gap.to_json())  # the launcher was killed before it removed the record
+    assert list(doctor.gone_back(tmp_path)) == []
+
+
 def test_the_doctor_says_of_a_new_pipeline_what_cdcpipe_says(tmp_path: Path) -> None:
     said = list(named("slot.state", server_checks.slot_state(facts())))
     assert doctor.begun(tmp_path / "staging", tmp_path / "warehouse", "delta") is doctor.begun(tmp_path, None, "delta") is None
@@ -443,7 +477,7 @@ def test_tables_whose_first_copy_is_not_finished_need_the_log_since_their_oldest
     for name, lsns in ("a", (0x100, 0x300)), ("b", (0x280,)), ("c", ()):
         copies = [replace(version(lsn, 0, ID), snapshot=((1, "id"),)) for lsn in lsns]
         house.write_versions(Table("public", name), copies or [version(0x250, 0, ID)])
-    assert doctor.begun(staging, made / "new", "delta") == doctor.Begun(house.name, "7")
+    assert doctor.begun(staging, made / "new", "delta") == doctor.Begun(house.name, "7", timeline=2)
     tables = fed_tables(house, staging)
     assert tables is not None
     assert (tables.position, tables.reached_lsn, tables.timeline, tables.epoch_token) == ((0, 0x280), 0, 2, "")
