@@ -213,14 +213,19 @@ class Launcher(Background):
             self._ready.set()
             sealer = Sealer(writer, self._sealed, self._wakeup.set, config.retention, self.seals)
             try:
-                while prepared is not None and opening.await_wal(prepared):
-                    self._note(is_ahead=False)
-                    failure = self._stream(writer, sealer, prepared, opening.take_streamer())
-                    sealer.rest()
-                    if failure is not None and failure.is_rewound:
-                        opening.record_gone_back(prepared, failure.message)
-                    elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
+                while prepared is not None:
+                    policy.begin_at(writer.end_lsn)
+                    prepared = opening.await_wal(prepared, lambda: policy.note_answer(time.monotonic()))
+                    if prepared is None:
                         return
+                    if not opening.has_moved(prepared):
+                        self._note(is_ahead=False)
+                        failure = self._stream(writer, sealer, prepared, opening.take_streamer())
+                        sealer.rest()
+                        if failure is not None and failure.is_rewound:
+                            opening.record_gone_back(prepared, failure.message)
+                        elif failure is None or not self._wait_before_restart(policy, failure, writer.end_lsn):
+                            return
                     prepared = opening.reopen(prepared)
                     if prepared is not None:
                         # Before the gap counts: whether it is healed depends on the tables that are published behind it.

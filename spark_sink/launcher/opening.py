@@ -150,22 +150,28 @@ class Opening:
             _logger.warning("the changes that never happened can't be counted: %s", ex)
             return gap
 
-    def await_wal(self, prepared: Prepared) -> bool:
-        """Wait until the WAL of a server that was promoted has passed the end of the log. Returns False if asked to stop.
+    def await_wal(self, prepared: Prepared, tell_answer: Callable[[], None]) -> Prepared | None:
+        """Wait until the WAL of a server that was promoted has passed the end of the log. Returns None if asked to stop.
 
-        Before that, its transactions have positions that the log has used for changes that never happened there.
+        Before that, its transactions have positions that the log has used for changes that never happened there. The wait may take
+        days. ``tell_answer`` is called for each answer after which it waits. Returns the last answer, at once if the server
+        `has_moved`.
         """
-        found: Prepared | None = prepared
-        told = Told()
-        while found is not None and (lsn := self._resume_lsn()) > found.wal_lsn:
+        found, told = prepared, Told()
+        while (lsn := self._resume_lsn()) > found.wal_lsn and not self.has_moved(found):
+            tell_answer()
             if told.is_news(format_lsn(lsn), time.monotonic()):
                 _logger.warning(
                     "the server's WAL is at %s; the stream begins when it has passed %s", found.wal_lsn, format_lsn(lsn)
                 )
-            if self._stopping.wait(_AWAIT_WAL_S):
-                return False
-            found = self._prepare()
-        return found is not None and not self._stopping.is_set()
+            if self._stopping.wait(_AWAIT_WAL_S) or (answer := self._prepare()) is None:
+                return None
+            found = answer
+        return None if self._stopping.is_set() else found
+
+    def has_moved(self, prepared: Prepared) -> bool:
+        """Tell whether the server is another one than that of the last epoch, or on another timeline: `reopen` judges it."""
+        return is_elsewhere(list_epochs(self._config.staging)[-1], prepared)
 
     def is_ahead(self, prepared: Prepared) -> bool:
         """Tell whether the stream has to wait as in `await_wal`: the log ends beyond the WAL of a server that was promoted."""

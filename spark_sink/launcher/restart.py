@@ -14,6 +14,8 @@
 | a signal (also if reported as 130 or 143), or 0 although the launcher did not ask the streamer to end | start again |
 | all others | stop |
 
+While the launcher waits for the server's WAL, each answer counts as a connection, which may be lost later.
+
 After a stream that has brought changes, or has lasted a while, the pauses are short again. A `RetryPolicy` gives the pauses. It has
 no limit: a launcher waits for its server. What is waited for counts from its beginning, whatever exit codes it comes with. Time and
 chance are arguments, so that the decisions depend on nothing else.
@@ -82,6 +84,15 @@ class RestartPolicy:
         """When a start first found the slot in use, or a server that lacks something. Other failures do not end this wait."""
         self._last_error: Failure | None = None
         self._same_errors = 0
+
+    def begin_at(self, end_lsn: int) -> None:
+        """Take note of where the log goes on. Behind a gap this is beyond its former end, although no change has come."""
+        self._end_lsn = max(self._end_lsn, end_lsn)
+
+    def note_answer(self, now: float) -> None:
+        """Take note that the server has answered while the launcher waits for its WAL: if it is away then, that begins now."""
+        self._failures = 0
+        self._lose(now)
 
     def delay(self, failure: Failure, end_lsn: int, now: float) -> float | None:
         """Return the pause in seconds before the next start; None to stop.

@@ -29,6 +29,7 @@ from cdcpipe.errors import (
     ServerError,
     SlotDoesNotExistError,
     SlotInUseError,
+    UnreachableError,
 )
 from cdcpipe.lsn import LSN, format_lsn
 from cdcpipe.publishing import NewPublication
@@ -1013,6 +1014,24 @@ def test_a_promoted_server_streams_once_its_wal_has_passed_the_end_of_the_log(
     assert len(prepared) == 3
     said = [record.getMessage() for record in caplog.records if "the stream begins when" in record.getMessage()]
     assert said == [f"the server's WAL is at 0/500; the stream begins when it has passed {format_lsn(WORK[-1].end_lsn)}"]
+
+
+def test_the_wait_for_the_wal_outlasts_a_restart_and_another_promotion(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """It ended with 2 at the first moment without a server, or as the stream expected the timeline from before the wait."""
+    monkeypatch.setattr(opening, "_AWAIT_WAL_S", 0.01)
+    history = [{"timeline": 1, "end_lsn": "0/480"}, {"timeline": 2, "end_lsn": "0/510"}]
+    promoted = {"timeline": 2, "timeline_history": history[:1], "confirmed": "0/400", "wal_lsn": "0/500"}
+    switched = promoted | {"timeline": 3, "timeline_history": history, "wal_lsn": "0/900"}
+    away = {"exit": 2, "stderr": f"cdcpipe: error: {UnreachableError.BEGINNING}db\n"}
+    made = fake()
+    made.run()
+    streams = sum("--expect" in start for start in made.starts)
+    made.set_turns([{}] * len(made.starts) + [promoted, away, promoted, away, promoted, switched, switched])
+    assert made.run(on_gap="resnapshot").progress.restarts == 2
+    made.check(WORK)
+    assert [(epoch.timeline, epoch.gap is not None) for epoch in list_epochs(made.staging)] == [(1, False), (2, True), (3, True)]
+    expected = [start[start.index("--expect") + 1] for start in made.starts if "--expect" in start]
+    assert expected[streams:] == ["7/3"]
 
 
 def test_a_launcher_that_is_started_during_the_wait_for_the_wal_waits_too(

@@ -52,6 +52,26 @@ def test_a_stream_that_lasted_resets_the_delay():
     assert found == [0.2, 0.4, 0.2, 0.4, 0.8, 0.2]  # a start that fails late, or waits for the slot, is no stream
 
 
+AWAY = Failure(2, UnreachableError.BEGINNING)
+
+
+def test_a_gap_is_no_progress():
+    """The log goes on beyond its former end. The launcher took the next failure for one of its first start, and ended."""
+    policy = RestartPolicy(lambda: 1.0)
+    assert policy.delay(Failure(3, "closed"), 0x100, 1.0) == 0.2
+    policy.begin_at(0x200)
+    assert policy.delay(AWAY, 0x200, 2.0) == 0.4
+
+
+def test_a_server_that_has_answered_during_a_wait_is_lost_from_then_on():
+    """The wait for its WAL may take days, at a first start as after a lost connection."""
+    policy = RestartPolicy(lambda: 1.0, reconnect_s=600.0)
+    policy.begin_at(0x100)
+    for now in (1.0, 5000.0):
+        policy.note_answer(now)
+        assert [policy.delay(AWAY, 0x100, now + after_s) for after_s in (1.0, 599.0, 600.0)] == [0.2, 0.4, None]
+
+
 def test_the_same_error_at_the_same_place_is_poison():
     assert delays([(5, 1, "x")] * 5) == [0.2, 0.4, 0.8, 1.6, None]
     assert None not in delays([(5, 1, "x"), (5, 1, "y")] * 10)
