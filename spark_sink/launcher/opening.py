@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.pipe.exitcode import ExitCode
+from cdcpipe.units import format_size
 from spark_sink.client.prepare import Prepared, creation_arguments, later_arguments
 from spark_sink.launcher.continuity import (
     FedTables,
@@ -50,6 +51,12 @@ __all__ = ["Opening", "plugin_options", "slot_arguments"]
 _logger = logging.getLogger(__name__)
 
 _AWAIT_WAL_S = 1.0
+
+_QUIET_HINT = (
+    "a quiet server may take days for that; on the primary, SELECT pg_create_restore_point('cdcpipe'), pg_switch_wal() takes its"
+    " WAL to the next file at once, which is usually 16 MiB further at most"
+)
+"""The restore point is a record: after a switch, the server does not switch again before something was written."""
 
 
 class Opening:
@@ -162,7 +169,8 @@ class Opening:
             tell_answer()
             if told.is_news(format_lsn(lsn), time.monotonic()):
                 _logger.warning(
-                    "the server's WAL is at %s; the stream begins when it has passed %s", found.wal_lsn, format_lsn(lsn)
+                    "the server's WAL is at %s; the stream begins when it has passed %s, after %s of WAL (hint: %s)",
+                    *(found.wal_lsn, format_lsn(lsn), format_size(lsn - found.wal_lsn), _QUIET_HINT),
                 )
             if self._stopping.wait(_AWAIT_WAL_S) or (answer := self._prepare()) is None:
                 return None
