@@ -9,7 +9,8 @@ of the server. Neither side can wait for the other. So `verify` does this:
    snapshot, and the tables are at the end of the staging log.
 4. The replica's version from step 1, plus the later changes that the snapshot sees (from the changelog), must equal the snapshot.
    If the replica had a transaction in step 1 that the snapshot does not see, because it became visible later, everything begins
-   again. If the replica by now has only changes that the snapshot sees, its present version is used instead.
+   again. If the replica by now has only changes that the snapshot sees, its present version is used instead. That can't be told
+   any more once changes since step 1 were purged.
 
 Because the replica's own rows are compared, `verify` also finds changes that another program made to them. A table without a
 replica is not compared. With Parquet the replica is a view over the changelog, so the changelog is compared. Deleted rows that a
@@ -63,6 +64,7 @@ from spark_sink.verify.visibility import (
 )
 from spark_sink.warehouse import dropped_tables, gaps, purged_changes
 from spark_sink.warehouse.mask_settings import check_key
+from spark_sink.warehouse.purged_changes import PurgedError
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -352,7 +354,10 @@ class _Comparison:
         for index, table in enumerate(self._tables):
             tell(f"{table}, {index + 1} of {len(self._tables)}", sum(weights[:index]) / sum(weights))
             there = self._there.get(table, {})
-            result = self._compare(table)
+            try:
+                result = self._compare(table)
+            except PurgedError as ex:  # a purge has removed them since the part began: other tables may still have theirs
+                result = TableResult(table, problem=f"{ex.message}; start verify again, and if that does not help, {table.copying}")
             left_out, hashed = tuple(there.get("left_out", ())), tuple(there.get("hashed", ()))
             yield replace(result, left_out=left_out, hashed=hashed, without_deleted=self._house.keeps_deleted)
 
@@ -409,7 +414,9 @@ class _Comparison:
         if base.log is not None and not commit_path(base.log.path, base.log.version + 1).exists():
             return
         newer = self._base(table)
-        if newer.lsn > base.lsn and self._any_unseen(table, base.lsn, newer.lsn) is False:
+        has_none_unseen = newer.lsn > base.lsn and self._any_unseen(table, base.lsn, newer.lsn) is False
+        # Asked after the changelog was read: a purge may have removed such a change, and notes this before.
+        if has_none_unseen and purged_changes.last_lsn(self._house, table) <= base.lsn:
             self._bases[table] = newer
 
     def _quick_checksums(
@@ -421,9 +428,9 @@ class _Comparison:
             base.log is None
             or self._lacks_fills(table, base)
             or quick_checksum.any_change(self._changelog(table), base.lsn, LAST_LSN, self._visibility.seen) is not False
+            or purged_changes.last_lsn(self._house, table) > base.lsn
         ):
             return None
-        purged_changes.check(self._house, table, base.lsn)
         return quick_checksum.checksums(base.log, columns, key, self._house.types, filled)
 
     def _rows(self, table: Table) -> DataFrame:
