@@ -65,6 +65,7 @@ from spark_sink.verify.visibility import (
 from spark_sink.warehouse import dropped_tables, gaps, purged_changes
 from spark_sink.warehouse.mask_settings import check_key
 from spark_sink.warehouse.purged_changes import PurgedError
+from spark_sink.warehouse.unchanged import check_unchanged
 from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -287,6 +288,8 @@ class _Comparison:
         self._there = {table: found[name] for table, name in living.items() if name in found}
         wait_for_log(self._server, source, staging, self._visibility.wal_lsn, deadline, tell)
         wait_for_tables(self._house, staging, deadline, tell)
+        # Now that the tables have all that the snapshot sees: a run with other masks has written nothing of it.
+        check_unchanged(self._house)
 
     def leave_out_partitions(self, *, are_named: bool) -> None:
         """Leave out tables whose changes come as changes of another table. Raises InvalidArgumentsError if one was named."""

@@ -3,7 +3,7 @@
     check_new(house, tables)    # before a new mask is noted: refuses a wrong name of a column, warns of one that masks nothing
     check_kept(house, staging)  # before a new warehouse begins: refuses one that lacks masks of the former one on this log
     settle(house, lock, staging)  # before the first row is written: notes the masks in force, refuses what can't be changed
-    check_unchanged(house)      # before a copy comes to the tables: its rows have the masks that are noted now
+    check_unchanged(house)      # before rows with these masks come to the tables, or are compared with them
     check_key(house)            # before hashes are compared: the key is that of the hashes in the tables
 
     _cdcpipe/masks.json     the masks, what tells the key of hashes from another key, and the earlier masks with their ends, and the
@@ -102,11 +102,11 @@ def _check_key(house: Warehouse, known: str | None) -> None:
 
 
 def check_unchanged(house: Warehouse) -> None:
-    """Raise WarehouseError if a start of `run` has noted other masks than those of ``house``. The caller holds the tables' lock."""
+    """Raise WarehouseError if a start of `run` has noted other masks than those of ``house``. A writer holds the tables' lock."""
     if noted_masks(house.root).get("masks", {}) != house.masks.as_kinds:
         raise WarehouseError(
-            f"the masks of {house.name} were changed while rows were copied with the former ones",
-            hint="start again: the copy then has the new masks",
+            f"a start of run has changed the masks of {house.name} since this command began",
+            hint="start the command again: it then has the new masks",
         )
 
 

@@ -13,13 +13,13 @@ def check_unchanged(house: Warehouse) -> None:
     """Raise WarehouseError if the recorded choices, or the noted masks, are not those of ``house`` any more.
 
     Call this before a replica is made anew, with the tables' lock: with former choices it may lose deleted rows that were kept
-    meanwhile.
+    meanwhile. Call it also before tables are compared with what the server computes for these choices and masks.
     """
     own, recorded = choices(house), choices(Warehouse.existing(house.root))
     changed = [f"{name} is {recorded[name]} now, and was {own[name]}" for name in own if recorded[name] != own[name]]
     if changed:
         raise WarehouseError(
             f"a start of run has changed how {house.name} is written since this command began: {', '.join(changed)}",
-            hint="start the command again: it then writes the tables as that run does",
+            hint="start the command again: it then works with the tables as that run does",
         )
     mask_settings.check_unchanged(house)

@@ -10,12 +10,14 @@ from pyspark.sql.types import LongType
 
 from spark_sink.delta.log import TableLog
 from spark_sink.delta.rewrite import Rewrite
+from spark_sink.files.places import write_json
 from spark_sink.schema.table import Table
 from spark_sink.staging.log import Epoch, Position
 from spark_sink.verify import comparison, quick
 from spark_sink.verify.comparison import _Comparison
 from spark_sink.warehouse import purged_changes
-from spark_sink.warehouse.warehouse import Warehouse
+from spark_sink.warehouse.errors import WarehouseError
+from spark_sink.warehouse.warehouse import MASKS_VERSION, Warehouse, masks_path
 from support.delta_tables import struct, table_with_a_row
 from support.descriptions import ID, version
 from support.oids import INT8
@@ -92,3 +94,14 @@ def test_a_purge_of_a_change_that_the_snapshot_does_not_see(
     assert "changes of public.fruit that were removed" in fruit.problem
     assert "start verify again" in fruit.problem
     assert stone.is_equal
+
+
+def test_a_run_that_is_started_with_other_masks(
+    compared: _Comparison, house: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are not those that the server was asked for."""
+    begin(compared, tmp_path)
+    noted = {"version": MASKS_VERSION, "masks": {"public.fruit.note": "hash"}}
+    monkeypatch.setattr(comparison, "wait_for_tables", lambda *_: write_json(masks_path(house.root), noted))
+    with pytest.raises(WarehouseError, match="has changed the masks of"):
+        begin(compared, tmp_path)

@@ -266,7 +266,7 @@ def test_a_copy_whose_masks_are_not_those_of_now(root: Path) -> None:
     copying = house(root)
     check_unchanged(copying)
     settle(house(root, phone="redact"))
-    with pytest.raises(WarehouseError, match="were changed while rows were copied"):
+    with pytest.raises(WarehouseError, match="has changed the masks of"):
         check_unchanged(copying)
     check_unchanged(house(root))
 
