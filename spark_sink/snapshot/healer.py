@@ -29,7 +29,7 @@ from cdcpipe.logs import Told
 from cdcpipe.lsn import format_lsn
 from cdcpipe.running_time import RunningTime
 from cdcpipe.threads import Worker
-from cdcpipe.units import format_duration
+from cdcpipe.units import few, format_duration
 from spark_sink.client.exported import SnapshotError
 from spark_sink.files.lock import hold_alone
 from spark_sink.snapshot.catalog_look import CatalogLook
@@ -181,11 +181,15 @@ class Healer:
                 tables = self._choose(waiting)
                 if not tables:
                     return
-                self._copy(tables, follow_s=0.0, then=_ALONE if len(tables) > 1 else _NEXT_RUN)
+                is_free = self._copy(tables, follow_s=0.0, then=_ALONE if len(tables) > 1 else _NEXT_RUN)
                 left = {each.table for each in self._waiting()} & set(tables)
                 for table in sorted(left) if len(tables) > 1 else ():
-                    if not self._is_interrupted():
-                        self._copy([table], follow_s=0.0, then=_NEXT_RUN)
+                    if is_free and not self._is_interrupted():
+                        is_free = self._copy([table], follow_s=0.0, then=_NEXT_RUN)
+                if not is_free:
+                    names = few([str(each.table) for each in self._waiting()])
+                    _logger.warning("not copied: %s; cdcpipe-spark snapshot copies tables now, and %s", names, _NEXT_RUN)
+                    return
                 tried.update(tables)
 
     # --- the thread ---
@@ -297,9 +301,10 @@ class Healer:
 
     # --- the copy ---
 
-    def _copy(self, tables: Sequence[Table], follow_s: float = FOLLOW_S, then: str | None = None) -> None:
+    def _copy(self, tables: Sequence[Table], follow_s: float = FOLLOW_S, then: str | None = None) -> bool:
         """Copy those of these tables that still wait, with one snapshot. Records the failure of those that were not copied.
 
+        Returns False, and does nothing, while ``cdcpipe-spark snapshot`` copies tables: then they go on waiting.
         ``follow_s`` is how long to wait for a launcher that does not read from this server yet. ``then`` is what comes after a
         failure; None: they are tried again after a pause.
         """
@@ -307,11 +312,11 @@ class Healer:
         reasons = {each.table: each.why for each in wanted_copies.waiting(house, tables)}
         if not reasons:
             wanted_copies.settle(house, tables)  # cdcpipe-spark snapshot has copied them
-            return
+            return True
         tables = sorted(reasons)
         with hold_alone(self._lock_file()) as is_alone:
             if not is_alone:
-                return  # cdcpipe-spark snapshot is running; the tables are looked at again when it has ended
+                return False
             snapshot = TableSnapshot(self._config, house, [str(table) for table in tables], self._chunk_bytes, self._hold_s)
             snapshot.tables_at_once = len(tables)
             snapshot.follow_s = follow_s
@@ -339,6 +344,7 @@ class Healer:
             self._on_copied(copied)
         if failure is not None and not self._is_interrupted():
             self._note_failure([table for table in tables if table not in snapshot.copied], failure, then)
+        return True
 
     def _wait_for(self, snapshot: TableSnapshot) -> None:
         """Wait for the copy. Raises its error, InterruptedError for a stop, SnapshotError if nothing is read any more."""

@@ -183,13 +183,15 @@ def test_outside_of_the_hours_tables_wait(server: Server, hours: str | None, mon
     assert waiting(server.house) == []
 
 
-def test_beside_another_snapshot_nothing_is_copied(server: Server) -> None:
-    wait_for(server, A)
+def test_beside_another_snapshot_nothing_is_copied(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    wait_for(server, A, B)
     with hold_alone(server.house.root / "_cdcpipe/snapshot.lock") as is_alone:
         assert is_alone
         healer(server).finish()
-    [left] = waiting(server.house)
-    assert (left.failures, server.begun) == (None, [])
+    assert ([each.failures for each in waiting(server.house)], server.begun) == ([None, None], [])
+    assert caplog.messages == [
+        "not copied: public.a, public.b; cdcpipe-spark snapshot copies tables now, and the next run tries again"
+    ]
 
 
 def test_a_table_that_a_killed_snapshot_left_is_finished(server: Server) -> None:
