@@ -20,11 +20,10 @@ The warehouse records when the last two were done (recorded_times.py).
 
 No other rows change, so a reader notices nothing. OPTIMIZE commits, and must not commit at the same time as a merge or a
 micro-batch (warehouse/lock.py says why). So it holds their right while they wait, and runs only if there is much to compact.
-VACUUM is set to write no commits. So it needs no right for a changelog, however long it takes. But it gets a list of the files
-that it may delete, and this list is made between two micro-batches. For VACUUM deletes old files that are in no commit that it
-knows. After a pause of the machine, these may be the files of the running micro-batch, or of one that has committed since VACUUM
-read the log. A merge may replace the whole directory of a replica, so for a replica VACUUM holds the right to merge; for a history
-likewise.
+VACUUM is set to write no commits. So it needs no right, however long it takes: in an object store it deletes a file at a time. But
+it gets a list of the files that it may delete, and this list is made while nobody writes to the table. For VACUUM deletes old files
+that are in no commit that it knows. After a pause of the machine, these may be the files of the running micro-batch, or of one that
+has committed since VACUUM read the log. A file that is written later has a new name, also if a merge makes the replica anew.
 
 An error here does no harm, and upkeep tries again later. So it is only a warning. A stop cancels the jobs of Spark that upkeep
 runs: what only makes tables smaller must not hold up the end of a run, and the next one does it again.
@@ -282,16 +281,13 @@ class Upkeep:
             return  # only another RESTORE brings back what it has lost, and needs the files
         if self._times.is_known(name):  # a new table has nothing to delete, and nothing to forget
             self._forget_removed(path, right, retention_s)
-            with ExitStack() as held:
-                held.enter_context(right())
+            with right():
                 # If the clock of the file system or the store is behind, new files look old.
                 kept_s = retention_s + clock.behind_s(path)
                 with self._warehouse.logs.newest(path) as log:
                     unused = unused_files(log, time.time() - kept_s)
-                if path == self._warehouse.changelog(table):
-                    held.close()
-                if unused:
-                    delta.vacuum(self._spark, path, unused, kept_s)
+            if unused:
+                delta.vacuum(self._spark, path, unused, kept_s)
             if is_unfinished(path, unused):
                 _logger.info("%s: VACUUM looked at %d files; the next look takes the others", path, len(unused))
                 return

@@ -21,8 +21,7 @@ made in between would be lost without an error. So a writer first takes a right:
 
 Append, merge and history do not exclude each other: a merge reads a changelog while a micro-batch appends to it. A round of
 histories may take long, so ``alone`` does not wait for it; it waits for `reading`, in which the round takes what it works with.
-VACUUM of a changelog takes no right: it makes no commit (upkeep/upkeep.py), and deletes only files that have not been part of any
-version for a while.
+VACUUM takes no right while it deletes: it makes no commit, and gets a list of the files that it may delete (upkeep/upkeep.py).
 
 ``alone`` excludes the writers of all processes: on one machine, or on several that share a file system with locks (flock). When a
 process ends, for whatever reason, its rights are free again as soon as its JVM has ended, too. After a SIGKILL the JVM lives for up
