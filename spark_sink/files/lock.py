@@ -71,7 +71,7 @@ def wait_for_lock(
         if time.monotonic() >= look_at:
             holder = _other_holder(fd)
             if holder is not None:
-                _logger.warning("still waiting for the lock %s: %s has it (was it stopped? does it hang?)", path, holder)
+                _logger.warning("still waiting for the lock %s: %s has it (is it busy? stopped? does it hang?)", path, holder)
             look_at = look_at + _PATIENCE_S if holder is None else float("inf")
         time.sleep(_POLL_S)
 

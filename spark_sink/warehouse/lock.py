@@ -30,11 +30,12 @@ Two appends, or two merges, exclude each other only within one process. So there
 another lock, from its start to its end (`TableLock.own`). Other programs, like your own Spark jobs, do not know these rights.
 
 Take one right at a time, so that there is no deadlock. A waiting ``alone`` blocks later appends and merges, so that a busy pipeline
-cannot starve it. A purge may have the tables alone for long, and a stopped process for ever. So a wait for ``alone`` itself, or for
-the end of another process's ``alone``, ends with InterruptedError once this process is asked to stop. What this process does alone
-is a copy or a purge of its own, which the stop ends, too: an append or a merge waits for that, and so a stop does not leave out the
-last merges. After an error nobody asks the copy to end, and no last merges are wanted: then each wait ends. A right that is free is
-given even then.
+cannot starve it. It waits for the merges first: a round of merges or OPTIMIZE of a replica may take hours, in which appends go on.
+So there are two files: a merge shares both, an append only that of the tables. A purge may have the tables alone for long, and a
+stopped process for ever. So a wait for ``alone`` itself, or for the end of another process's ``alone``, ends with InterruptedError
+once this process is asked to stop. What this process does alone is a copy or a purge of its own, which the stop ends, too: an
+append or a merge waits for that, and so a stop does not leave out the last merges. After an error nobody asks the copy to end, and
+no last merges are wanted: then each wait ends. A right that is free is given even then.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class TableLock:
     ) -> None:
         self.is_stopping, self._has_failed = is_stopping, has_failed
         self._file = lock_file(root)
-        self._wanted = self._file.with_name("tables-wanted.lock")
+        self._merges = self._file.with_name("merges.lock")
         self._owner = self._file.with_name("pipeline.lock")
         self._appending = threading.Lock()
         self._merging = threading.Lock()
@@ -116,13 +117,13 @@ class TableLock:
     @contextmanager
     def append(self) -> Iterator[bytes]:
         """Hold the right to commit to changelogs. Yields a state, which changes whenever a writer takes ``alone``."""
-        with self._appending, self._shared() as state:
+        with self._appending, self._shared(self._file) as state:
             yield state
 
     @contextmanager
     def merge(self) -> Iterator[None]:
         """Hold the right to commit to replicas."""
-        with self._merging, self._shared():
+        with self._merging, self._shared(self._merges), self._shared(self._file):
             yield
 
     @contextmanager
@@ -134,7 +135,7 @@ class TableLock:
     @contextmanager
     def reading(self) -> Iterator[bytes]:
         """Exclude ``alone`` for a moment, so that a changelog and the table's versions fit together. Yields `append`'s state."""
-        with self._shared() as state:
+        with self._shared(self._file) as state:
             yield state
 
     @contextmanager
@@ -142,20 +143,32 @@ class TableLock:
         """Hold the right to write all tables alone. If given, ``is_stopping`` counts instead of the lock's own."""
         is_stopping = is_stopping or self.is_stopping
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with open_alone(self._wanted) as wanted:
-            wait_for_lock(wanted, self._wanted, gives_up=is_stopping)
-            # Only now: this file may be the process's only one, and a thread that gave up would release what another thread has.
-            with open_alone(self._file) as fd:
-                wait_for_lock(fd, self._file, gives_up=is_stopping)
-                # Change the state first: a holder that is killed may have changed the tables, too.
-                os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
-                yield
+        with _exclusive(self._merges, is_stopping), _exclusive(self._file, is_stopping) as fd:
+            # Change the state first: a holder that is killed may have changed the tables, too.
+            os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
+            yield
 
     @contextmanager
-    def _shared(self) -> Iterator[bytes]:
-        """Exclude ``alone``; yield the present state."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+    def _shared(self, path: Path) -> Iterator[bytes]:
+        """Share the lock of a file with others, but not with `alone`; yield the file's state."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            with open_shared(self._wanted, self.is_stopping, self._has_failed):
-                fd = held.enter_context(open_shared(self._file, self.is_stopping, self._has_failed))
+            with open_shared(_wanted(path), self.is_stopping, self._has_failed):
+                fd = held.enter_context(open_shared(path, self.is_stopping, self._has_failed))
             yield os.pread(fd, _STATE_BYTES, 0)
+
+
+@contextmanager
+def _exclusive(path: Path, is_stopping: Callable[[], bool]) -> Iterator[int]:
+    """Wait until nobody shares the lock of a file, and let nobody new share it meanwhile. Yields a descriptor of the file."""
+    with open_alone(_wanted(path)) as wanted:
+        wait_for_lock(wanted, _wanted(path), gives_up=is_stopping)
+        # Only now: this file may be the process's only one, and a thread that gave up would release what another thread has.
+        with open_alone(path) as fd:
+            wait_for_lock(fd, path, gives_up=is_stopping)
+            yield fd
+
+
+def _wanted(path: Path) -> Path:
+    """Return the file whose lock a writer passes before it shares that of ``path``: who waits for the latter alone holds it."""
+    return path.with_name(f"{path.stem}-wanted.lock")

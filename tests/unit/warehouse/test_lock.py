@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_sink.warehouse.lock import TableLock
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 
 def test_an_exclusive_request_is_granted(tmp_path: Path) -> None:
@@ -41,3 +41,25 @@ def test_an_exclusive_request_is_granted(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(set(states) - {None}) == 2
+
+
+def test_who_waits_for_a_long_merge_stops_no_append(tmp_path: Path) -> None:
+    """OPTIMIZE of a large replica takes hours. All changelogs stood still then, if a copy or a purge waited for it."""
+    waits, is_alone = threading.Event(), threading.Event()
+
+    def take() -> None:
+        with TableLock(tmp_path).alone(lambda: bool(waits.set())):
+            is_alone.set()
+
+    impatient = TableLock(tmp_path, has_failed=lambda: True)  # each of its waits is an error
+    thread = threading.Thread(target=take)
+    with TableLock(tmp_path).merge():
+        thread.start()
+        assert waits.wait(DEADLINE_S)
+        with impatient.append(), impatient.reading():
+            pass
+        with pytest.raises(InterruptedError), impatient.merge():  # later merges can't starve it
+            pass
+        assert not is_alone.is_set()
+    thread.join(DEADLINE_S)
+    assert is_alone.is_set()
