@@ -109,7 +109,7 @@ class Launcher(Background):
         self.prepared: Prepared | None = None
         """What the server said when the slot was last prepared, which is done anew after each lost stream."""
         self.lock: StagingLock | None = None
-        """The lock of the staging directory, if the owner has taken it. The launcher releases it at its end in any case."""
+        """The lock of the staging directory, if the owner has taken it. Then the owner also releases it."""
         self.tables: FedTables | None = None
         """The tables that are fed from this log, if the owner knows them. A log that ends before them is an older copy."""
         self.read_copied_lsn: Callable[[], int] = lambda: 0

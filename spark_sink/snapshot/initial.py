@@ -185,8 +185,7 @@ class InitialSnapshot(Snapshot):
             export = super()._take(is_stopping)
         self.config = replace(self.config, create_slot=False)  # the pipeline has begun: a slot that goes is a gap
         if not self.warehouse.exists:
-            # A killed run has left it; the next look comes after the snapshot. With the export in hand, no living run relies on it:
-            # a run with --available-now copies without its launcher, which had the other lock.
+            # A killed run has left it; the next look comes after the snapshot.
             last_look.forget(self.warehouse)
         return export
 

@@ -147,7 +147,7 @@ class StagingWriter:
     ) -> None:
         """Create the directory if it does not exist, lock it, and check its log. Raises StagingError if one of these fails.
 
-        A caller that holds the lock already passes it as ``lock``. From now on the writer has it.
+        A caller that holds the lock already passes it as ``lock``, and releases it itself.
 
         If the disk is full, make room first: delete the leftovers of earlier launchers. If this is not enough, remove segments that
         all readers have read, except those that ``retention`` keeps.
@@ -164,6 +164,7 @@ class StagingWriter:
         self._pos = 0
         self._boundaries = Boundaries()
         self._start_lsn = 0
+        self._owns_lock = lock is None
         self._lock = StagingLock(self.root) if lock is None else lock
         try:
             self._check_slot(slot)
@@ -180,11 +181,12 @@ class StagingWriter:
         self.close()
 
     def close(self) -> None:
-        """Release the lock. The open segment stays as an ``.open`` file, which the next launcher deletes."""
+        """Release the lock that the writer has taken. The open segment stays as an ``.open`` file: the next launcher deletes it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._lock.close()
+        if self._owns_lock:
+            self._lock.close()
 
     @property
     def end_lsn(self) -> int:

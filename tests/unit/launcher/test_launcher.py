@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -898,11 +898,13 @@ def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
 
 
 def test_its_owner_may_have_taken_the_lock(fake: Callable[..., Fake]):
+    """Then the owner also releases it: `run --available-now` copies tables when its launcher has ended."""
     made = fake()
     launcher = Launcher(made.config())
-    launcher.lock = StagingLock(made.staging)
-    with launcher:
-        launcher.wait()
+    with closing(StagingLock(made.staging)) as launcher.lock:
+        with launcher:
+            launcher.wait()
+        assert lock_owner(made.staging) is not None
     made.check(WORK)
     assert lock_owner(made.staging) is None
 
