@@ -264,7 +264,8 @@ def _take_back(warehouse: Warehouse, table: Table, position: Position) -> None:
     is_past = (warehouse.format.lsn(warehouse.changelog(table)) or 0) > position.lsn
     if after or is_past:  # what is known of earlier rows was decided for those of the copy
         want_copy(warehouse, table, position.lsn, landed_snapshots.KILLED)
-    plain = replace(taken, snapshot=(), described=(), is_whole=False, gone=tuple(sorted(gone_columns(versions, position.lsn))))
+    gone = tuple(sorted(gone_columns(versions, position.lsn)))
+    plain = replace(taken, snapshot=(), described=(), is_whole=False, copied_at=None, gone=gone)
     is_kept = is_past and not (before and plain.says_nothing_after(before[-1]))
     warehouse.write_versions(table, [*before, *([plain] if is_kept else []), *after])
     _logger.warning("a copy of %s was killed before its rows were in the changelog: nothing of it is kept", table)

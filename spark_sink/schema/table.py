@@ -158,6 +158,8 @@ class Version(Placed):
     - ``described`` has these columns as PostgreSQL described them: number, name, type id, type modifier. Snapshots
       of older versions of cdcpipe lack it.
     - ``is_whole`` is set if no publication had a list of the table's columns at the snapshot. Snapshots of older versions lack it.
+    - ``copied_at`` is when the snapshot's rows came to the tables, in seconds since 1970, by the clock of the machine that copied
+      them. From a standby, their commit time may be days before that. Snapshots of older versions lack it.
     - ``gone`` names the changelog's columns that the table does not have any more. A replica does not have them either
       (changelog/gone_columns.py). A snapshot has none: `gone_columns` says which columns are gone then.
     """
@@ -170,6 +172,7 @@ class Version(Placed):
     gone: tuple[str, ...] = ()
     described: tuple[tuple[int, str, int, int], ...] = ()
     is_whole: bool = False
+    copied_at: int | None = None
 
     @property
     def named(self) -> set[str]:
@@ -198,6 +201,7 @@ class Version(Placed):
             "gone": list(self.gone),
             "described": [list(column) for column in self.described],
             "is_whole": self.is_whole,
+            "copied_at": self.copied_at,
         }
 
     @classmethod
@@ -214,6 +218,7 @@ class Version(Placed):
             tuple(map(str, value.get("gone", ()))),
             tuple((int(n), str(name), int(kind), int(modifier)) for n, name, kind, modifier in value.get("described", ())),
             bool(value.get("is_whole", False)),
+            None if value.get("copied_at") is None else int(value["copied_at"]),
         )
 
 

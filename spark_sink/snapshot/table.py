@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -152,7 +153,7 @@ def _copy_first(copying: Copying, plan: TablePlan, table: Table) -> int | None:
         landed_snapshots.record_start(warehouse, table, copying.position)
         comments = read_comments(warehouse, table)
         new_changelogs.record_begin(warehouse, table, copying.position.lsn - 1)
-        warehouse.write_versions(table, [version])
+        warehouse.write_versions(table, [_landing(version)])
         # A replica without a changelog is left from an attempt that ended between the two renames.
         places.remove_tree(warehouse.replica(table))
         made.land()
@@ -197,7 +198,7 @@ def _copy_later(copying: Copying, plan: TablePlan, table: Table) -> int:
         landed_snapshots.record_start(warehouse, table, position, adds_rows=True)
         versions = warehouse.versions(table)
         schemas = SchemaHistory(spark, warehouse, CatalogAnswers(None))
-        version = _version(copying, plan, columns, versions)
+        version = _landing(_version(copying, plan, columns, versions))
         warehouse.write_versions(table, insert_snapshot(versions, version, schemas, columns, warehouse, table))
         changelogs_of(spark, warehouse).add_snapshot(table, directory, full, position)
         if warehouse.format.keeps_replicas:
@@ -237,6 +238,11 @@ def _version(copying: Copying, plan: TablePlan, columns: StructType, versions: S
         ),
         is_whole=plan.is_whole,
     )
+
+
+def _landing(version: Version) -> Version:
+    """Return the version of a snapshot whose rows come to the tables now: reading them may have taken hours."""
+    return replace(version, copied_at=int(time.time()))
 
 
 def _copied(copying: Copying, plan: TablePlan, begun: Begun, columns: StructType, directory: Path, layout: Layout) -> CopiedTable:

@@ -1,7 +1,8 @@
 """Removes old changes from changelogs, and old versions from histories.
 
 `purge` removes the changes before a place in the order of all commits. The place is an LSN, a position (``EPOCH:LSN``), or a time:
-that of the first transaction of any table that committed then or later (replica/as_of.py). It keeps changes that are still needed:
+that of the first transaction of any table that committed then or later (replica/as_of.py), or of the first copy whose rows came to
+the tables then or later. It keeps changes that are still needed:
 
 - With Delta Lake it keeps changes that the table's replica or its stored history does not have yet, because these get them from
   nowhere else.
@@ -28,6 +29,7 @@ import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -211,6 +213,7 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         # Messages outside of transactions have no time: they are removed together with a later transaction.
         early = [each.where(time < moment).agg(F.max(end_lsn)).collect()[0][0] for each in changes_before(before)]
         last_lsn = max(map(int, filter(None, early)), default=0)
+        last_lsn = min([last_lsn, *(lsn - 1 for lsn in _copies_since(house, before))])
     else:
         is_late = F.col("_cdc_epoch") > before.epoch
         last_lsn = before.lsn - 1
@@ -225,6 +228,16 @@ def _place(spark: SparkSession, house: Warehouse, before: At, is_stopping: Calla
         remedy = ". cdcpipe-spark purge --before with a later LSN passes it"
         _warn_of_future(f"change from {format_lsn(lsn)} on", as_of.time_of(late[1]), before, remedy)
     return lsn - 1
+
+
+def _copies_since(house: Warehouse, since: datetime) -> list[int]:
+    """Return the LSNs of the copies whose rows came to the tables at a time or later.
+
+    The rows of a copy from a standby have the commit time of the last transaction there. If the primary is quiet, this may be days
+    before the copy.
+    """
+    versions = chain.from_iterable(house.all_versions().values())
+    return [each.end_lsn for each in versions if each.copied_at is not None and each.copied_at >= since.timestamp()]
 
 
 _warned: set[str] = set()

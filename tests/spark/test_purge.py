@@ -325,6 +325,17 @@ def test_the_place_of_a_time(spark: SparkSession, tmp_path: Path, caplog: pytest
     assert "has no table 'public.x'" in spark_cli(*arguments, "0/1", "--table", "public.x", code=1).stderr
 
 
+def test_a_copied_row_is_as_old_as_its_copy(spark: SparkSession, tmp_path: Path) -> None:
+    """A copy from a standby of a quiet primary has the time of the last transaction. A purge removed its rows minutes later."""
+    house = warehouse(tmp_path, "delta")
+    copied_at = int((NEW_YEAR + timedelta(days=3)).timestamp())
+    copied = Version(45, 0, 7, KEY, KEY, snapshot=((1, "id"),), copied_at=copied_at)
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), copied])
+    add(spark, house, [*CHANGES, change("snapshot", 45, 45)], 0, 50)
+    times = [NEW_YEAR + timedelta(days=3, seconds=seconds) for seconds in (0, 1)]
+    assert [purge_module._place(spark, house, time) for time in times] == [44, 50]
+
+
 def test_run_does_so_once_a_day(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_warehouse_reads_what_it_has_written(tmp_path: Path) -> None:
     warehouse.record(Position(2, 0x1_0000_0001))
     assert Warehouse(tmp_path, "delta").open(EPOCH) == Position(2, 0x1_0000_0001)
     tables = [Table("public", "t"), Table("Ж" * 31, "ж" * 31)]
-    versions = [Version(5, 0, 1, ("id",), ("id",), is_whole=True), Version(9, 3, 1, ("id",), ("id__string",))]
+    versions = [Version(5, 0, 1, ("id",), ("id",), is_whole=True, copied_at=7), Version(9, 3, 1, ("id",), ("id__string",))]
     for table in tables:
         warehouse.write_versions(table, versions)
         assert warehouse.versions(table) == versions
