@@ -207,8 +207,8 @@ def check_tables(house: Warehouse, position: Position) -> dict[Path, TableEnd | 
         if ends[changelog] is None:
             if copies or versions[0].end_lsn <= position.lsn:
                 raise gone(house, table)
-            first_lsn, last_lsn = versions[0].end_lsn, versions[-1].end_lsn
-            is_in_gap = any(each.gap.after_lsn < first_lsn and last_lsn <= each.start.lsn for each in recorded)
+            # The later versions may be from beyond the gap: the stream describes the table there again.
+            is_in_gap = any(each.gap.after_lsn < versions[0].end_lsn <= each.start.lsn for each in recorded)
             if is_in_gap and ends[replica] is None:
                 lost.append(table)
         for path in (changelog, replica):

@@ -176,11 +176,18 @@ def test_a_changelog_that_has_gone_with_a_copy_is_an_error(house: Warehouse) -> 
     ("gap_end", "other_lsn", "has_replica", "is_forgotten"),
     [
         (60, 0, False, True),
+        (55, 0, False, True),
         (49, 0, False, False),  # the log has its changes, or the changelog is only out of sight: a file system is not mounted
         (60, 30, False, False),
         (60, 0, True, False),
     ],
-    ids=["its changes were lost", "they come again", "another table has lost its changelog", "it has a replica"],
+    ids=[
+        "its changes were lost",
+        "its first change was lost",
+        "they come again",
+        "another table has lost its changelog",
+        "it has a replica",
+    ],
 )
 def test_a_table_is_forgotten_only_if_it_never_came(
     house: Warehouse, *, gap_end: int, other_lsn: int, has_replica: bool, is_forgotten: bool
@@ -190,7 +197,7 @@ def test_a_table_is_forgotten_only_if_it_never_came(
     shutil.rmtree(house.changelog(FRUIT))
     if not has_replica:
         shutil.rmtree(house.replica(FRUIT))
-    house.write_versions(FRUIT, [version(50, 0, ID)])
+    house.write_versions(FRUIT, [version(50, 0, ID), version(58, 0, ID)])
     if other_lsn:
         house.write_versions(Table("public", "other"), [version(other_lsn, 0, ID)])
     with pytest.raises(WarehouseError, match="has gone") if other_lsn else nullcontext():
