@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -280,17 +280,17 @@ class Healer:
         if not landed_snapshots.unfinished(house):
             return
         with hold_alone(self._lock_file()) as is_alone:
-            unfinished = landed_snapshots.unfinished(house) if is_alone else []
-            if unfinished:
-                try:
+            finished = landed_snapshots.unfinished(house) if is_alone else []
+            if finished:
+                with suppress(InterruptedError):
                     finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
-                except InterruptedError:
-                    return
-        for table, position in unfinished:
+                left = landed_snapshots.unfinished(house)
+                finished = [each for each in finished if each not in left]
+        for table, position in finished:
             if gaps.is_copied_since(house, table, position.lsn):  # otherwise nothing of it is kept
                 _logger.warning("table %s: a copy of its rows that was killed is finished", table)
         wanted_copies.settle(house)
-        changed = [table for table, _ in unfinished if house.has_changelog(table)]
+        changed = [table for table, _ in finished if house.has_changelog(table)]
         if changed:
             self._on_copied(changed)
 

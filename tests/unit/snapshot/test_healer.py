@@ -225,13 +225,20 @@ def test_a_killed_copy_is_called_finished_only_if_its_rows_are_there(
 
 
 def test_a_stop_waits_for_no_replica_of_a_killed_copy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take an hour. Until it had ended, `run` did not begin its own end, and systemd killed it."""
-    commit(server.house.changelog(A) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 50}})
-    server.house.write_versions(A, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
-    landed_snapshots.record_start(server.house, A, Position(1, 50))
-    begun, cancelled = threading.Event(), threading.Event()
+    """It may take an hour. Until it had ended, `run` did not begin its own end, and systemd killed it.
 
-    def remake(*_: Any) -> None:
+    What is finished by then is told. After a pause nothing told it, and the catalog lacked names and comments of the table.
+    """
+    for table in (A, B):
+        commit(server.house.changelog(table) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 50}})
+        server.house.write_versions(table, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
+        landed_snapshots.record_start(server.house, table, Position(1, 50))
+    begun, cancelled = threading.Event(), threading.Event()
+    copied: list[Table] = []
+
+    def remake(_spark: Any, _house: Any, table: Table, _position: Any) -> None:
+        if table == A:
+            return
         begun.set()
         assert cancelled.wait(DEADLINE_S)
         raise RuntimeError("[SPARK_JOB_CANCELLED]")
@@ -239,13 +246,13 @@ def test_a_stop_waits_for_no_replica_of_a_killed_copy(server: Server, monkeypatc
     monkeypatch.setattr(merge, "_has_rows_of", lambda *_: True)
     monkeypatch.setattr(merge, "remake", remake)
     monkeypatch.setattr(module, "_TICK_S", 0.01)
-    made = healer(server)
+    made = healer(server, on_copied=copied.extend)
     spark: Any = given_session(addJobTag=lambda _: None, cancelJobsWithTag=lambda _: cancelled.set())
     made._spark = spark
     made.start()
     assert begun.wait(DEADLINE_S)
     made.stop()
-    assert landed_snapshots.unfinished(server.house) == [(A, Position(1, 50))]  # the next start makes it
+    assert (landed_snapshots.unfinished(server.house), copied) == ([(B, Position(1, 50))], [A])  # the next start makes it
 
 
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
