@@ -434,7 +434,7 @@ class Snapshot:
             return SnapshotError(raised[1], hint=NOT_UTF8_HINT)
         said = f"cannot copy table {Table.of(table.relation)}: {reason_of(ex)}"
         kind = ConnectionClosedError if raised is not None and raised[0] == ConnectionClosedError.__name__ else SnapshotError
-        return kind(said, hint=f"{hint_in(said) or 'start again'}: finished tables stay")
+        return kind(said, hint=f"{hint_in(said) or snapshot_plan.service_hint(said) or 'start again'}: finished tables stay")
 
 
 def when_back(ask: Callable[[], T], is_stopping: Callable[[], bool]) -> T:

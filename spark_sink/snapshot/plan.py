@@ -48,6 +48,7 @@ __all__ = [
     "make_plan",
     "open_snapshot",
     "reading_error",
+    "service_hint",
 ]
 
 _KEY_FLAG: Final = 1
@@ -60,6 +61,8 @@ _LOST: Final = ("08", "57")
 """Classes of SQLSTATE for a lost connection, and for a server that shuts down."""
 _CANCELED: Final = re.compile(r"canceling statement due to [a-z ]+")
 """The server's messages for a statement that somebody or something has ended. They have no values."""
+_NO_SERVICE: Final = re.compile('definition of service "|service file "')
+"""libpq's words for a service that it does not find. The driver has found it: an executor's machine lacks it."""
 
 _TABLES: Final = """
 WITH locked AS (
@@ -279,6 +282,16 @@ def open_snapshot(connection: str, snapshot: str) -> Any:
             f"the snapshot can't be used: {_first_line(ex)}", hint="start again: finished tables stay"
         ) from ex
     return opened
+
+
+def service_hint(said: str) -> str | None:
+    """Return the hint for an executor's connection that lacks the service it names; None for another error. ``said`` names it."""
+    if _NO_SERVICE.search(said) is None:
+        return None
+    return (
+        "the service that -d or -m names has to be in a service file on each executor's machine; or name it with PGSERVICE, which"
+        " executors do not need"
+    )
 
 
 @lru_cache(maxsize=1)

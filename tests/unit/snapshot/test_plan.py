@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from cdcpipe.errors import UnreachableError
+from cdcpipe.errors import ConnectionClosedError, UnreachableError
 from cdcpipe.masks import NO_MASKS
 from cdcpipe.pgoutput.messages import Column, Relation
 from spark_sink.client.exported import SnapshotError
@@ -108,6 +108,22 @@ def test_the_hint_for_a_value_that_is_not_utf8_comes_from_the_executor(tmp_path:
     other = snapshot._error_of(RuntimeError(text), failed)
     assert str(other) == "cannot copy table public.t: table public.t: a value of column 'v' is too long"
     assert other.hint == "start again: finished tables stay"
+
+
+def test_the_hint_for_a_service_that_an_executor_lacks_comes_from_libpqs_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine has no such service file, or another one. To start again, as after a lost connection, would not help."""
+    snapshot = InitialSnapshot(LauncherConfig("s", tmp_path / "staging", ("p",)), Warehouse(tmp_path / "warehouse", "delta"))
+    failed: Any = SimpleNamespace(relation=SimpleNamespace(namespace="public", name="t"))
+    (tmp_path / "services").write_text("[other]\n")
+    for name in ("services", "nothing"):
+        monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / name))
+        with pytest.raises(ConnectionClosedError) as lost:
+            plan.open_snapshot("service='shop'", "snapshot")
+        text = f"Traceback …\ncdcpipe.errors.ConnectionClosedError: {lost.value.message}\n"
+        hint = snapshot._error_of(RuntimeError(text), failed).hint
+        assert str(hint).startswith("the service that -d or -m names has to be in a service file on each executor's machine")
 
 
 def test_an_initial_snapshot_that_was_refused_leaves_nothing(tmp_path: Path) -> None:
