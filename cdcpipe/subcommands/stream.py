@@ -273,7 +273,16 @@ def _start(
                 raise _SlotChangedError
         check_free(slot)
         try:
-            start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
+            try:
+                start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
+            except ConnectionClosedError as ex:
+                if standby is None:
+                    raise
+                # The walsender was idle during the wait. A proxy, a firewall or an administrator may have ended it unnoticed.
+                log.info("the connection for the stream was lost during the wait: %s; starting the stream on a new one", ex)
+                opening.reopen()
+                walsender, system = _logged_server(config, connection, opening)
+                start_stream(walsender, config.slot.slot, start_lsn, options, may_be_direct=may_be_direct)
         except CdcpipeError as ex:
             if standby is None or ex.exit_code != ExitCode.SLOT_IN_USE:
                 raise

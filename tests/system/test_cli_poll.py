@@ -67,6 +67,26 @@ def test_standby_takes_over(on: PublishedDatabase) -> None:
             assert loser.quit() == 0
 
 
+def test_standby_takes_over_although_its_idle_connection_was_ended(on: PublishedDatabase) -> None:
+    """A proxy ends one that is idle for long, and nobody looks at it during the wait."""
+    idle = (
+        "from pg_stat_activity where backend_type = 'walsender' and datname = current_database()"
+        " and pid not in (select active_pid from pg_replication_slots where active)"
+    )
+    with on.cli() as active:
+        until(on.is_active)
+        with on.cli("--standby", "-v") as standby:
+            until(lambda: "waiting" in standby.stderr)
+            assert on.value(f"select count(pg_terminate_backend(pid)) {idle}") == 1
+            until(lambda: on.value(f"select count(*) {idle}") == 0)
+            assert active.quit() == 0
+            until(lambda: "streaming" in standby.stderr)
+            assert "was lost during the wait" in standby.stderr
+            insert(on, 1)
+            assert standby.transactions(1)[0][1] == [b"1"]
+            assert standby.quit() == 0
+
+
 def test_standby_honours_the_poll_duration(on18: PublishedDatabase) -> None:
     with on18.cli():
         until(on18.is_active)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdcpipe.config import PollConfig, SlotConfig, StreamConfig, StreamOptions
-from cdcpipe.errors import InitError, OutputError
+from cdcpipe.errors import ConnectionClosedError, InitError, OutputError, SlotInUseError
 from cdcpipe.lsn import LSN
 from cdcpipe.replication.slots import Slot
 from cdcpipe.streaming.consumer import CommandsIn
@@ -27,6 +27,9 @@ class Server:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: Slot) -> None:
         self.looks = list(looks)
         self.started: list[tuple[int, Mapping[str, str | None]]] = []
+        self.failures: list[Exception] = []
+        """How the first starts of the stream fail."""
+        self.reopened = 0
         system: Any = SimpleNamespace()
         monkeypatch.setattr(stream, "find_or_create_slot", lambda *_, **__: self.looks.pop(0))
         monkeypatch.setattr(stream, "wait_until_free", lambda *_, **__: self.looks.pop(0))
@@ -36,13 +39,19 @@ class Server:
 
     def _start_stream(self, _: Any, __: str, lsn: int, options: Mapping[str, str | None], *, may_be_direct: bool) -> None:
         del may_be_direct
+        if self.failures:
+            raise self.failures.pop(0)
         self.started.append((lsn, options))
+
+    def reopen(self) -> None:
+        self.reopened += 1
 
     def start(self, **changes: Any) -> Any:
         config = StreamConfig(SlotConfig({}, "shop", publications=("p",)), standby=PollConfig(), **changes)
         catalog: Any = SimpleNamespace(connection=SimpleNamespace(server_version=180000))
         nothing: Any = nullcontext()
-        return stream._prepare_until_started(config, catalog, nothing, nothing, ["p"])
+        opening: Any = self
+        return stream._prepare_until_started(config, catalog, opening, nothing, ["p"])
 
 
 def test_a_slot_that_became_two_phase_is_refused_as_at_an_ordinary_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +80,23 @@ def test_a_slot_that_did_not_change_is_prepared_once(monkeypatch: pytest.MonkeyP
     server = Server(monkeypatch, replace(SLOT, active_pid=7), replace(SLOT, confirmed_flush_lsn=LSN(9)))
     server.start()
     assert [lsn for lsn, _ in server.started] == [0]
+
+
+def test_a_connection_that_was_lost_during_the_wait_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walsender is idle until the slot is free. The takeover failed, and by hand nobody was left."""
+    server = Server(monkeypatch, *[SLOT] * 4)
+    # Another process takes the slot meanwhile, and the next wait loses the connection, too.
+    server.failures = [ConnectionClosedError("lost"), SlotInUseError("taken"), ConnectionClosedError("lost")]
+    server.start()
+    assert (server.reopened, len(server.started)) == (2, 1)
+
+
+def test_a_new_connection_that_is_lost_as_well_ends_the_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(monkeypatch, SLOT, SLOT)
+    server.failures = [ConnectionClosedError("lost")] * 2
+    with pytest.raises(ConnectionClosedError):
+        server.start()
+    assert server.reopened == 1
 
 
 def test_the_duration_limits_all_waits_of_a_standby_together(monkeypatch: pytest.MonkeyPatch) -> None:
