@@ -233,6 +233,19 @@ assert guard.group() == group
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_watchdog_closes_what_is_open_and_does_not_count_to_the_limit() -> None:
+    """In a container the limit may be a billion, and an older C library tries each number."""
+    theirs, ours = os.pipe()
+    program = "import os, runpy, sys; os.closerange = sys.exit; runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-I", "-S", "-c", program, str(guard._WATCHDOG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[ours], process_group=0) as watchdog:
+        os.close(ours)
+        with os.fdopen(theirs, "rb") as reader:
+            assert reader.read() == b""
+        assert watchdog.poll() is None  # it has closed the pipe, and not ended
+        watchdog.kill()
+
+
 def test_a_watchdog_that_another_thread_replaces_meanwhile() -> None:
     """The group of the first one is gone when the child is to join it. In a process of its own, which has no other children."""
     program = """
