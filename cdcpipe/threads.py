@@ -71,7 +71,7 @@ class Worker(threading.Thread):  # noqa: TID251 - the one subclass that the rule
         if self.ident is not None:
             self.join()
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait as `join` does. Return whether the target has ended, also before ``start``."""
         if self.ident is not None:
             self.join(timeout_s)

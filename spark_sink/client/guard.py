@@ -83,6 +83,17 @@ def _start() -> tuple[int, int]:
     return pid, ours
 
 
+def _leave_to_parent() -> None:
+    """Close what a forked child has of the watchdog: while the child lived, the watchdog would not see that its parent is gone."""
+    global _watchdog  # noqa: PLW0603 - one for the process
+    if _watchdog is not None:
+        os.close(_watchdog[1])
+        _watchdog = None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

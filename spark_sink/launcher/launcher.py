@@ -133,10 +133,17 @@ class Launcher(Background):
     # --- for its owner ---
 
     def start(self) -> Self:
-        """Start the threads. Returns when the slot is prepared and the epoch has begun; raises the error that prevents this."""
+        """Start the threads. Returns when the slot is prepared and the epoch has begun; raises the error that prevents this.
+
+        If ^C interrupts it, which may be while the slot is in use, it first stops the launcher: nobody has it yet.
+        """
         self.config.check_spill()
-        super().start()
-        self._ready.wait()
+        try:
+            super().start()
+            self._ready.wait()
+        except BaseException:
+            self.stop()
+            raise
         if self.has_ended:
             self._raise_error()
         return self

@@ -37,15 +37,19 @@ from spark_sink.schema.table import MESSAGES
 from spark_sink.schema.types import MESSAGE_SCHEMA, assign_columns, merge_columns, typed_schema
 from spark_sink.source.contents import Contents, find
 from spark_sink.source.ddl import read_ddl
+from spark_sink.source.offsets import make_durable
 from spark_sink.staging.log import Position
+from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse import dropped_tables, landed_snapshots, new_changelogs
 from spark_sink.warehouse.comments import Comments, write_comments
 from spark_sink.warehouse.errors import WarehouseError
 from spark_sink.warehouse.former_names import FormerNames
 from spark_sink.warehouse.wanted_copies import take_back_first, want_copy
+from spark_sink.warehouse.warehouse import READER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pyspark.sql.types import StructField, StructType
 
@@ -60,7 +64,7 @@ if TYPE_CHECKING:
     from spark_sink.source.server import SegmentServer
     from spark_sink.staging.log import Segment
 
-__all__ = ["MicroBatch"]
+__all__ = ["MicroBatch", "release_segments"]
 
 _APPENDS = RetryPolicy(attempts=10)
 """How often to write a micro-batch if another program changes its changelogs meanwhile."""
@@ -319,3 +323,9 @@ class MicroBatch:
         if use.last_lsn <= self._tables[table].done_lsn:
             return None
         return assign_columns(columns_of(table), self._tables.warehouse.typed(use.relation))
+
+
+def release_segments(checkpoint: Path, batch_id: int, staging: Path, end: Position, warehouse: str) -> None:
+    """Let the segments be removed that the micro-batches up to ``batch_id`` have written. Spark has ended them, at ``end``."""
+    make_durable(checkpoint, batch_id)
+    register_reader(staging, READER, end, warehouse)

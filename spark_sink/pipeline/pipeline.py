@@ -36,7 +36,7 @@ from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewh
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
 from spark_sink.pipeline.known_tables import KnownTables
-from spark_sink.pipeline.micro_batch import MicroBatch
+from spark_sink.pipeline.micro_batch import MicroBatch, release_segments
 from spark_sink.pipeline.pace import MICRO_BATCH_BYTES, Pace
 from spark_sink.pipeline.progress import PipelineProgress
 from spark_sink.pipeline.query_end import await_end, is_running, wait_until
@@ -44,14 +44,13 @@ from spark_sink.pipeline.source_ends import SourceEnds
 from spark_sink.schema.catalog_answers import CatalogAnswers
 from spark_sink.schema.table import DDL, EXACT, MESSAGES, SCHEMA_HISTORY, Table
 from spark_sink.source import datasource
-from spark_sink.source.offsets import is_recorded, make_durable, micro_batch
+from spark_sink.source.offsets import is_recorded, micro_batch
 from spark_sink.source.server import serve_segments
 from spark_sink.spark import callbacks, session
 from spark_sink.staging.log import Position, list_segments, log_end
-from spark_sink.staging.readers import register_reader
 from spark_sink.warehouse.formats import HARD, KEEP, OFF, SPARK, VIEW
 from spark_sink.warehouse.lock import TableLock
-from spark_sink.warehouse.warehouse import CHECKPOINT, READER, Warehouse
+from spark_sink.warehouse.warehouse import CHECKPOINT, Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -334,7 +333,8 @@ class Pipeline(Startable):
                 # Called without the lock: Spark waits for a micro-batch that has just begun, and `_batch` ends that one.
                 query.stop()
             if self._batch_id is not None and is_recorded(self.checkpoint, self._batch_id):  # Spark will not run it again
-                _release_segments(self, self._batch_id, micro_batch(self.checkpoint, self._batch_id)[1])
+                end = micro_batch(self.checkpoint, self._batch_id)[1]
+                release_segments(self.checkpoint, self._batch_id, self.staging, end, self.warehouse.name)
 
     def _is_recorded(self) -> bool:
         """Tell whether Spark has recorded the end of the last micro-batch."""
@@ -376,21 +376,33 @@ class Pipeline(Startable):
     def _begin(self) -> None:
         stream = self._stream()
         self._end = log_end(self.staging)
-        self.query = stream.trigger(availableNow=True).start() if self._available_now else self._pace.start(self.spark, stream)
-        for rounds in self._rounds:
-            rounds.start()
+        try:
+            self.query = stream.trigger(availableNow=True).start() if self._available_now else self._pace.start(self.spark, stream)
+            for rounds in self._rounds:
+                rounds.start()
+        except BaseException as ex:  # also ^C: then Spark has the query, or makes it now, and we have no answer
+            self._error = own_error(ex)  # a later `wait` raises it
+            try:
+                with suppress(Exception), self._serving:  # the first error is kept; a query that comes now can't call `_batch`
+                    self.query = next(iter(self.spark.streams.active), self.query)
+                    self._stop_query()
+            finally:
+                self._stop_following(is_last_round_wanted=False)
+            raise
 
     def _stream(self) -> DataStreamWriter:
         self._error, self._batch_id = None, None
         start = self._open()
-        batch = self._serving.enter_context(callbacks.taken(self._batch))
-        if not self._staging_shared:
-            self._server = serve_segments(self.spark, self.staging)
-            self._serving.callback(self._server.stop)
-        reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
-        reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
-        stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(batch)
-        fit.tidy_checkpoint(self.warehouse, self.checkpoint, self.staging, start)
+        with ExitStack() as serving:
+            batch = serving.enter_context(callbacks.taken(self._batch))
+            if not self._staging_shared:
+                self._server = serve_segments(self.spark, self.staging)
+                serving.callback(self._server.stop)
+            reader = self.spark.readStream.format("cdcpipe").option("view", "segments").option("start", str(start))
+            reader = reader.option("max_bytes_per_trigger", str(self._max_bytes_per_trigger))
+            stream = reader.load(str(self.staging)).writeStream.queryName("cdcpipe").foreachBatch(batch)
+            fit.tidy_checkpoint(self.warehouse, self.checkpoint, self.staging, start)
+            self._serving = serving.pop_all()
         return stream.option("checkpointLocation", str(self.checkpoint))
 
     def _open(self) -> Position:
@@ -403,14 +415,13 @@ class Pipeline(Startable):
         if self._catalog is not None:
             self._catalog.rename()
             self._catalog.register([*self.warehouse.tables(), MESSAGES, SCHEMA_HISTORY, DDL])
+        common = (self.spark, self.warehouse, self.lock, self._catalog)
         if self.warehouse.format.keeps_replicas:
-            interval_s = self._replica_interval_s
-            follower = Follower(self.spark, self.warehouse, self.lock, self._catalog, interval_s, self._take_error, self.merges)
+            follower = Follower(*common, self._replica_interval_s, self._take_error, self.merges)
             follower.look(position.epoch, ends)
             self._follower = follower
         if self.warehouse.keeps_history:
-            interval_s = self._history_interval_s
-            self._histories = Histories(self.spark, self.warehouse, self.lock, self._catalog, interval_s, self._take_error)
+            self._histories = Histories(*common, self._history_interval_s, self._take_error)
         self._rounds = [each.rounds for each in (self._follower, self._histories) if each is not None]
         return position
 
@@ -445,7 +456,7 @@ class Pipeline(Startable):
                     self._process(start, end)
             self._batch_id = batch_id
             if start is not None:  # not ``end``: Spark may run this micro-batch again until it has recorded its end
-                _release_segments(self, batch_id - 1, start)
+                release_segments(self.checkpoint, batch_id - 1, self.staging, start, self.warehouse.name)
             # Outside the append block, because a thread holds only one right at a time.
             if self._follower is not None and self._replica_interval_s == 0:
                 with suppress(InterruptedError):  # the next start makes up for it
@@ -487,9 +498,3 @@ class Pipeline(Startable):
         message_count = counts.pop(MESSAGES, 0)
         self.changes.update(counts)
         self._progress = self._progress.after_batch(position, sum(counts.values()), message_count, len(self.changes))
-
-
-def _release_segments(pipeline: Pipeline, batch_id: int, end: Position) -> None:
-    """Let the segments of the micro-batches up to one that Spark has ended be removed."""
-    make_durable(pipeline.checkpoint, batch_id)
-    register_reader(pipeline.staging, READER, end, pipeline.warehouse.name)

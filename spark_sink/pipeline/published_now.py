@@ -1,4 +1,4 @@
-"""Asks the log's server which tables are published now, for `spark_sink.schema.published`: ``describe`` of a pipeline.
+"""Asks the log's server which tables are published now, for `spark_sink.schema.catalog_answers`: ``describe`` of a pipeline.
 
 The pipeline takes an answer for newer than the log. So an answer counts only if it comes from the server and the timeline of the
 log's last epoch. With several hosts, the connection may come to an old primary, or to a standby that lags.

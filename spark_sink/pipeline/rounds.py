@@ -91,10 +91,7 @@ class Rounds:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait, after ``end``, for the last round. Returns False if the time runs out first."""
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._thread is None or self._thread.wait(timeout_s)
 
     def _run(self) -> None:
         try:

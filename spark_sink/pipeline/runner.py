@@ -436,6 +436,11 @@ class Runner(Background):
         with without_cancelling():
             return super().wait(timeout_s)
 
+    def stop(self) -> None:
+        """Stop as `Background.stop` does. ^C does here what it does in `wait`."""
+        with without_cancelling():
+            super().stop()
+
     # --- the lag behind the server ---
 
     def _lag(self, pipeline: Pipeline | None) -> Lag | None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from spark_sink.schema.table import Table
     from spark_sink.snapshot.copy import SnapshotProgress
     from spark_sink.snapshot.schedule import Schedule
+    from spark_sink.staging.log import Position
     from spark_sink.warehouse.wanted_copies import WantedCopy
     from spark_sink.warehouse.warehouse import Warehouse
 
@@ -279,13 +280,19 @@ class Healer:
         house = self._warehouse
         if not landed_snapshots.unfinished(house):
             return
-        with hold_alone(self._lock_file()) as is_alone:
-            finished = landed_snapshots.unfinished(house) if is_alone else []
-            if finished:
-                with suppress(InterruptedError):
-                    finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
-                left = landed_snapshots.unfinished(house)
-                finished = [each for each in finished if each not in left]
+        begun: list[tuple[Table, Position]] = []
+        try:
+            with hold_alone(self._lock_file()) as is_alone:
+                begun = landed_snapshots.unfinished(house) if is_alone else []
+                if begun:
+                    with suppress(InterruptedError):
+                        finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
+        finally:  # also after an error: what is finished is told only now
+            left = landed_snapshots.unfinished(house)
+            self._tell_finished([each for each in begun if each not in left])
+
+    def _tell_finished(self, finished: Sequence[tuple[Table, Position]]) -> None:
+        house = self._warehouse
         for table, position in finished:
             if gaps.is_copied_since(house, table, position.lsn):  # otherwise nothing of it is kept
                 _logger.warning("table %s: a copy of its rows that was killed is finished", table)

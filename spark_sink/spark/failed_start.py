@@ -31,7 +31,7 @@ JVM_ENDED: Final = "JAVA_GATEWAY_EXITED"
 
 _UNCAUGHT: Final = re.compile(r'^Exception in thread "main" (?:[\w$]+\.)+([\w$]+)(?:: (.*))?$')
 _NOISE: Final = re.compile(
-    r"WARNING: |\s+at |\t|:: |\d{4}-\d\d-\d\d |Error occurred during init"
+    r"(?:NOTE: )?Picked up |WARNING: |\s+at |\t|:: |\d{4}-\d\d-\d\d |Error occurred during init"
     r"|Error: (?:Could not create the Java Virtual Machine|A fatal exception has occurred)"
 )
 """Lines of the JVM's stderr that give no reason."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_sink.spark import java_home, refused_settings, session, shared
+from spark_sink.spark.connect import refuse
 from spark_sink.spark.existing import existing
 from spark_sink.spark.home import check_named
 
@@ -22,9 +23,11 @@ def take(given: SparkSession | None, format: str, conf: Mapping[str, str]) -> Sp
     Raises InitError if the session does not fit, or if what a new one needs is missing on this machine.
     """
     spark = given or existing()
-    if spark is not None and not shared.is_made_by_runs(spark):
-        session.check(spark, format)
-        return spark
+    if spark is not None:
+        refuse(spark)  # it has no application that could tell who has made it
+        if not shared.is_made_by_runs(spark):
+            session.check(spark, format)
+            return spark
     if given is not None:  # nobody keeps it until the run comes to it: the last of those runs may have stopped it by then
         session.check(given, format)
     session.check_jvm(format)

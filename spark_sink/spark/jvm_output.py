@@ -9,7 +9,8 @@ The JVM, the scripts that start it, Ivy, the Python workers and Spark's log shar
 | any other line: Ivy's report, ``WARNING: Using incubator modules``, a Python worker that a query has left | held back |
 
 If Spark does not start, or an error ends the command, `show_held` shows the last lines that were held back. With ``-v`` none is
-held back. Once the session is ready, values of rows are left out of all lines (`java_texts.py`).
+held back. Once the session is ready, values of rows are left out of all lines (`java_texts.py`). Java begins with the value of
+JAVA_TOOL_OPTIONS, which may have the password of a proxy: it is left out, too.
 
 A thread takes the lines as they come, whatever happens to them, so that the JVM never waits for a full pipe.
 """
@@ -27,6 +28,7 @@ from cdcpipe import logs
 from cdcpipe.printable import printable_json, printable_lines
 from cdcpipe.threads import Worker
 from spark_sink.spark.java_texts import Lines
+from spark_sink.spark.secret_settings import NOT_SHOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,8 @@ _LOG_ENTRY: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+ |\{"time"
 _OF_JAVA: Final = re.compile(
     r"Exception in thread |\tat |\t\.\.\. \d+ more|Caused by: |(?:[a-z]\w*\.)+[A-Z]\w*(?:Error|Exception)\b"
 )
+_PICKED_UP: Final = re.compile(r"((?:NOTE: )?Picked up \w+: ).*")
+"""Java says which options it has from the environment (JAVA_TOOL_OPTIONS, JDK_JAVA_OPTIONS, _JAVA_OPTIONS)."""
 _FETCHING: Final = re.compile(r"downloading \S*/(\S+)")
 
 
@@ -128,6 +132,7 @@ class JvmOutput:
     def _take_line(self, line: str) -> None:
         if self._on_step is not None and (found := _FETCHING.match(line)) is not None:
             self._on_step(f"fetching {found[1]}")
+        line = _PICKED_UP.sub(rf"\1{NOT_SHOWN}", line)
         if not self._is_ready:
             self._at_start.append(line[:_HELD_LENGTH])
         elif (said := self._lines.take(line)) is None:

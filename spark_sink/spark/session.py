@@ -22,7 +22,7 @@ from cdcpipe.errors import CdcpipeError, InitError, InvalidArgumentsError
 from spark_sink.files.lock import hold_alone
 from spark_sink.files.places import is_local, name
 from spark_sink.files.temporary import directory_of_process
-from spark_sink.spark import jvm, refused_settings, secret_settings, without_pandas
+from spark_sink.spark import connect, jvm, refused_settings, secret_settings, without_pandas
 from spark_sink.spark.environment import prepare_workers, stay_on_this_machine
 from spark_sink.spark.failed_start import JVM_ENDED, failed_start, not_fetched
 from spark_sink.spark.failure import reason_of
@@ -229,6 +229,7 @@ def _check_new(spark: SparkSession, format: str) -> None:  # noqa: A002
 
 def check_jvm(format: str) -> None:  # noqa: A002
     """Raise InitError if no session that this process makes can write tables in ``format``."""
+    connect.refuse_chosen()
     if _needs_delta(format) and jvm.lacks(DELTA_CATALOG):
         raise InitError(
             "the first Spark session of this process had no Delta Lake, and Spark can't add it later",
@@ -238,6 +239,7 @@ def check_jvm(format: str) -> None:  # noqa: A002
 
 def check(spark: SparkSession, format: str) -> None:  # noqa: A002
     """Raise InitError if ``spark`` was stopped, can't write ``format``, or has settings that would change or skip values."""
+    connect.refuse(spark)
     needs_delta = _needs_delta(format)
     _check_not_stopped(spark)
     if not spark.version.startswith("4.2."):

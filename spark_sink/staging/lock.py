@@ -18,7 +18,7 @@ from spark_sink.files.lock import release, try_lock
 from spark_sink.files.system_hints import disk_hint_of, hint_of, is_full
 from spark_sink.staging.log import StagingError
 
-__all__ = ["StagingLock", "is_own", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
+__all__ = ["StagingLock", "holder", "is_own", "lock_owner", "make_root", "owner_text", "read_owner", "sign", "try_file_system"]
 
 _LOCKING = RetryPolicy(attempts=3, first_pause_s=0.03)
 """The lock is tried again because `status` takes it for a moment, to see whether a launcher holds it."""
@@ -86,8 +86,8 @@ def _lock(root: Path) -> int:
         sign(fd)
     except _HeldError:
         os.close(fd)
-        msg = f"another launcher uses {root}: {owner_text(read_owner(path))}"
-        raise StagingError(msg, hint="stop that launcher, or use another slot and another --staging directory") from None
+        who, hint = holder(path, "stop that launcher, or use another slot and another --staging directory")
+        raise StagingError(f"another launcher uses {root}: {who}", hint=hint) from None
     except OSError as ex:
         os.close(fd)
         msg = f"cannot lock {path}: {ex.strerror or ex}"
@@ -144,6 +144,14 @@ def read_owner(path: Path) -> dict[str, Any]:
 def owner_text(owner: dict[str, Any]) -> str:
     """Return a text that names the owner of a lock."""
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')} since {owner.get('since', '?')}"
+
+
+def holder(path: Path, advice: str) -> tuple[str, str]:
+    """Return who holds the lock in the file ``path``, and the hint: ``advice``, if it is another process."""
+    owner = read_owner(path)
+    if is_own(owner):
+        return "this process", "call its stop(), or wait() for its end; if you no longer have it, end the process"
+    return owner_text(owner), advice
 
 
 def is_own(owner: dict[str, Any]) -> bool:

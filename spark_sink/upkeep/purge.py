@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
+from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -234,10 +235,11 @@ def _copies_since(house: Warehouse, since: datetime) -> list[int]:
     """Return the LSNs of the copies whose rows came to the tables at a time or later.
 
     The rows of a copy from a standby have the commit time of the last transaction there. If the primary is quiet, this may be days
-    before the copy.
+    before the copy. A time that is yet to come does not count: this machine's clock was ahead during the copy.
     """
-    versions = chain.from_iterable(house.all_versions().values())
-    return [each.end_lsn for each in versions if each.copied_at is not None and each.copied_at >= since.timestamp()]
+    versions, soon = chain.from_iterable(house.all_versions().values()), datetime.now(UTC) + _MUCH_AHEAD
+    recent = range(ceil(since.timestamp()), int(soon.timestamp()))
+    return [each.end_lsn for each in versions if each.copied_at in recent]
 
 
 _warned: set[str] = set()

@@ -47,7 +47,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from spark_sink.files.lock import open_alone, open_shared, try_lock, wait_for_lock
-from spark_sink.staging.lock import is_own, owner_text, read_owner, sign
+from spark_sink.staging.lock import holder, sign
 from spark_sink.warehouse.errors import WarehouseError
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def _owned(path: Path, what: str, rule: str) -> Iterator[None]:
     """Hold a lock, and sign it. Raises WarehouseError, which says what another pipeline does, if that one holds it."""
     with open_alone(path) as fd:
         if not try_lock(fd):
-            owner = read_owner(path)
-            if is_own(owner):
-                who, hint = "this process", "call its stop(), or wait() for its end; if you no longer have it, end the process"
-            else:
-                who, hint = owner_text(owner), f"wait until that has ended, or stop it: {rule}"
+            who, hint = holder(path, f"wait until that has ended, or stop it: {rule}")
             raise WarehouseError(f"another pipeline {what}: {who}", hint=hint)
         sign(fd)
         yield

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -330,7 +331,8 @@ def test_a_copied_row_is_as_old_as_its_copy(spark: SparkSession, tmp_path: Path)
     house = warehouse(tmp_path, "delta")
     copied_at = int((NEW_YEAR + timedelta(days=3)).timestamp())
     copied = Version(45, 0, 7, KEY, KEY, snapshot=((1, "id"),), copied_at=copied_at)
-    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), copied])
+    clock_was_ahead = replace(copied, end_lsn=42, copied_at=int((datetime.now(UTC) + timedelta(days=400)).timestamp()))
+    house.write_versions(TABLE, [Version(0, 0, 7, KEY, KEY), clock_was_ahead, copied])
     add(spark, house, [*CHANGES, change("snapshot", 45, 45)], 0, 50)
     times = [NEW_YEAR + timedelta(days=3, seconds=seconds) for seconds in (0, 1)]
     assert [purge_module._place(spark, house, time) for time in times] == [44, 50]

@@ -233,6 +233,38 @@ assert guard.group() == group
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_watchdog_closes_what_is_open_and_does_not_count_to_the_limit() -> None:
+    """In a container the limit may be a billion, and an older C library tries each number."""
+    theirs, ours = os.pipe()
+    program = "import os, runpy, sys; os.closerange = sys.exit; runpy.run_path(sys.argv[1], run_name='__main__')"
+    command = [sys.executable, "-I", "-S", "-c", program, str(guard._WATCHDOG)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[ours], process_group=0) as watchdog:
+        os.close(ours)
+        with os.fdopen(theirs, "rb") as reader:
+            assert reader.read() == b""
+        assert watchdog.poll() is None  # it has closed the pipe, and not ended
+        watchdog.kill()
+
+
+def test_a_forked_child_does_not_keep_the_watchdog_waiting() -> None:
+    """After a SIGKILL of a program, the workers of its pool lived on, and so the slot stayed in use."""
+    program = """
+import os
+from spark_sink.client import guard
+
+group, ours = guard.group(), guard._watchdog[1]
+if os.fork() == 0:
+    try:
+        os.fstat(ours)
+    except OSError:
+        os._exit(guard.group() != group)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.wait()[1]), guard.group() == group)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert (done.stdout, done.stderr) == ("1 True\n", "")
+
+
 def test_a_watchdog_that_another_thread_replaces_meanwhile() -> None:
     """The group of the first one is gone when the child is to join it. In a process of its own, which has no other children."""
     program = """

@@ -487,6 +487,23 @@ def test_a_stop_before_the_slot_is_prepared(fake: Callable[..., Fake], monkeypat
     launcher.request_stop()  # and it may be asked again
 
 
+def test_an_interrupt_of_a_start_stops_the_launcher(fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch):
+    """It streamed on in a notebook whose cell was interrupted, and nobody had it."""
+    monkeypatch.setattr(process, "_END_S", 0.1)
+    made = fake(WORK, [{"signal": signal.SIGSTOP}])
+    launcher = Launcher(made.config())
+
+    def interrupt() -> None:
+        until(lambda: len(made.starts) == 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher._ready, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt), launcher:
+        pass
+    assert launcher.has_ended
+    assert lock_owner(made.staging) is None
+
+
 @pytest.mark.parametrize("output", ["", "{}", "cdcpipe 0.1"])
 def test_prepare_of_another_version(fake: Callable[..., Fake], output: str):
     with pytest.raises(CdcpipeError, match="cannot read what 'cdcpipe prepare' printed"):

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from cdcpipe.errors import CdcpipeError
+from cdcpipe.threads import Worker
 from spark_sink.files.lock import try_lock
 from spark_sink.pipeline import fit, query_end
 from spark_sink.pipeline.beginning import finish_left
@@ -117,7 +118,8 @@ def pipeline(query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.setattr(session, "is_stopped", lambda _: False)
     monkeypatch.setattr(query_end, "_LOOK_S", LONG_S)
     monkeypatch.setattr(Pipeline, "_stream", lambda _self: query)
-    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None))
+    conf, streams = SimpleNamespace(get=lambda _: "10ms", set=lambda *_: None), SimpleNamespace(active=[])
+    spark: Any = SimpleNamespace(conf=conf, streams=streams)
     return Pipeline(spark, tmp_path / "staging", tmp_path / "warehouse")
 
 
@@ -586,6 +588,46 @@ def test_the_tables_are_free_when_a_pipeline_has_ended(
             with pytest.raises(ZeroDivisionError):
                 made.stop()
     assert is_free()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("can't start new thread")])
+def test_a_start_that_fails_leaves_nothing_running(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The query went on without the lock of the tables, beside the next pipeline. After ^C, Spark starts it without an answer."""
+    query = Query(clock)
+    calls: list[str] = []
+    running: list[Worker] = []
+    made = pipeline(query, tmp_path, monkeypatch)
+    made.spark.streams.active = [query]
+    monkeypatch.setattr(query, "stop", lambda: setattr(query, "isActive", False), raising=False)
+    monkeypatch.setattr("spark_sink.spark.jvm.has_ended", lambda _: False)
+    made._serving.callback(calls.append, "the server of segments has stopped")
+
+    def start(_self: Query) -> Query:
+        query.isActive = True
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return query
+
+    def start_thread(worker: Worker) -> None:
+        if worker.name == "histories":
+            raise error
+        running.append(worker)
+        Worker.start(worker)
+
+    monkeypatch.setattr(Query, "start", start)
+    monkeypatch.setattr("spark_sink.pipeline.rounds.Worker", type("W", (Worker,), {"start": start_thread}))
+    made._rounds = [Rounds(name, lambda: None, 60.0, lambda _: None) for name in ("replicas", "histories")]
+    for name, rounds in zip(("_follower", "_histories"), made._rounds, strict=True):
+        monkeypatch.setattr(made, name, SimpleNamespace(rounds=rounds))
+    with pytest.raises(type(error)):
+        made.start()
+    assert not query.isActive
+    assert calls == ["the server of segments has stopped"]
+    assert not any(worker.is_alive() for worker in running)
+    with pytest.raises(PipelineError, match="the tables could not be brought further"):
+        made.wait()
 
 
 def test_the_tables_are_not_free_while_a_merge_runs(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -209,6 +210,28 @@ def test_directories_can_be_texts(tmp_path: Path) -> None:
     assert LauncherConfig("s", publications=("p",), **directories) == launcher(tmp_path, spill=tmp_path)
     with pytest.raises(InvalidArgumentsError, match="the spill directory is empty"):
         LauncherConfig("s", tmp_path / "staging", spill=cast("Any", ""))
+
+
+@pytest.mark.parametrize("method", ["wait", "stop"])
+def test_an_interrupt_while_the_end_of_a_run_is_waited_for_cancels_no_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str
+) -> None:
+    """A second ^C in a script came in `stop`, and its run ended with an error of the jobs that pyspark's handler had cancelled."""
+    cancelled: list[int] = []
+
+    def cancel(number: int, _frame: Any) -> None:
+        cancelled.append(number)
+
+    cancel.__module__ = "pyspark.core.context"
+    monkeypatch.setattr(Background, method, lambda *_: signal.raise_signal(signal.SIGINT))
+    made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            getattr(made, method)()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not cancelled
 
 
 def test_a_stop_before_there_is_anything_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -255,6 +255,23 @@ def test_a_stop_waits_for_no_replica_of_a_killed_copy(server: Server, monkeypatc
     assert (landed_snapshots.unfinished(server.house), copied) == ([(B, Position(1, 50))], [A])  # the next start makes it
 
 
+def test_what_is_finished_is_told_also_if_another_copy_cannot_be_finished(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (A, B):
+        commit(server.house.changelog(table) / "_delta_log", 0, {"txn": {"appId": "cdcpipe", "version": 50}})
+        server.house.write_versions(table, [replace(version(50, 0, ID), snapshot=((1, "id"),))])
+        landed_snapshots.record_start(server.house, table, Position(1, 50))
+
+    def remake(_spark: Any, _house: Any, table: Table, _position: Any) -> None:
+        if table == B:
+            raise OSError("disk full")
+
+    monkeypatch.setattr(merge, "_has_rows_of", lambda *_: True)
+    monkeypatch.setattr(merge, "remake", remake)
+    copied: list[Table] = []
+    healer(server, None, on_copied=copied.extend).finish()
+    assert (landed_snapshots.unfinished(server.house), copied) == ([(B, Position(1, 50))], [A])
+
+
 def test_after_a_gap_the_other_snapshot_copies_all_tables(server: Server) -> None:
     wait_for(server, A)
     gaps.record(server.house, [replace(EPOCH, gap=Gap(50, "it was moved", 1.0, 2.0))])

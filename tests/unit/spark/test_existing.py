@@ -31,6 +31,34 @@ def test_a_session_of_another_thread_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert given.take(None, "parquet", {}) is MADE
 
 
+def test_a_session_of_spark_connect_is_refused() -> None:
+    """It has no SparkContext: pyspark's own error came, and a run with one was no error of cdcpipe."""
+    connected = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    for take in (lambda: given.take(connected, "parquet", {}), lambda: session.check(connected, "parquet")):
+        with pytest.raises(InitError, match="this is a session of Spark Connect"):
+            take()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPARK_REMOTE", "sc://example.org:443/;token=S3CRET"),
+        ("SPARK_CONNECT_MODE_ENABLED", "1"),
+        ("SPARK_API_MODE", "connect"),
+        ("SPARK_CONNECT_MODE", "1"),
+    ],
+)
+def test_an_environment_that_chooses_spark_connect_is_refused_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """The error had the token, and its hint blamed --master. A run had made its slot by then."""
+    monkeypatch.setattr("spark_sink.spark.given.existing", lambda: None)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InitError, match=f"{name} is set") as raised:
+        given.take(None, "parquet", {})
+    assert raised.value.hint == f"unset {name}, and start the program again"
+
+
 def test_a_session_that_was_stopped_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
     monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", MADE)

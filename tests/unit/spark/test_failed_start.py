@@ -18,6 +18,8 @@ HEAP = """Invalid maximum heap size: -Xmxabc
 Error: Could not create the Java Virtual Machine.
 Error: A fatal exception has occurred. Program will exit."""
 
+PICKED_UP = "Picked up JAVA_TOOL_OPTIONS: -Dhttps.proxyHost=proxy\nNOTE: Picked up JDK_JAVA_OPTIONS: -Da=b"
+
 
 @pytest.mark.parametrize(
     ("raised", "said", "settings", "reason", "hint"),
@@ -34,6 +36,8 @@ Error: A fatal exception has occurred. Program will exit."""
             "--conf spark.serializer",
         ),
         ("Executor memory 5 is too small", "", {"spark.executor.memory": "5"}, "Executor", "correct --conf spark.executor.memory"),
+        (ENDED, f"{PICKED_UP}\n{HEAP}", {}, "Invalid maximum heap size: -Xmxabc", "correct --conf spark.driver.memory"),
+        (ENDED, f"{PICKED_UP}\nWARNING: noise", {}, "its JVM has ended, and gave no reason", "did the system kill it"),
         (ENDED, "WARNING: noise", {"spark.a": "secret"}, "its JVM has ended,", "do --master and --conf spark.a fit Spark and"),
         (
             ENDED,

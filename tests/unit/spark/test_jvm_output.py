@@ -40,6 +40,16 @@ def test_noise_is_held_back_and_log_entries_are_shown(capsys: pytest.CaptureFixt
     output.close_writer()
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_options_from_the_environment_are_not_shown(capsys: pytest.CaptureFixture[str], *, holds: bool) -> None:
+    """Behind a proxy, JAVA_TOOL_OPTIONS has its password."""
+    output = JvmOutput(holds=holds)
+    say(output, "Picked up JAVA_TOOL_OPTIONS: -Dhttps.proxyPassword=S3CRET -Da=b")
+    output.show_held()
+    assert said(capsys) == output.at_start() == ["Picked up JAVA_TOOL_OPTIONS: ***"]
+    output.close_writer()
+
+
 @pytest.mark.parametrize("form", logs.FORMATS)
 def test_a_name_does_nothing_to_a_terminal(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An entry of Spark's log has names of tables as they are."""

@@ -28,13 +28,19 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in root.rglob("*")}
 
 
-def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path):
+def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In a notebook it may be one of the same process: to end that process would end the notebook."""
     with StagingWriter(tmp_path, slot="s") as writer:
         writer.begin_epoch(SOURCE)
         before = tree(tmp_path)
         assert lock_owner(tmp_path)["pid"] == os.getpid()
-        with pytest.raises(StagingError, match=f"another launcher uses .* process {os.getpid()} on"):
+        with pytest.raises(StagingError, match=r"another launcher uses .*: this process$") as raised:
             StagingWriter(tmp_path, slot="s")
+        assert str(raised.value.hint).startswith("call its stop(), or wait() for its end")
+        monkeypatch.setattr(staging_lock, "_TOKEN", "0123456789abcdef")  # as in another process
+        with pytest.raises(StagingError, match=f"another launcher uses .* process {os.getpid()} on") as raised:
+            StagingWriter(tmp_path, slot="s")
+        assert str(raised.value.hint).startswith("stop that launcher")
         assert tree(tmp_path) == before
     assert lock_owner(tmp_path) is None
     with StagingWriter(tmp_path, slot="s"):
