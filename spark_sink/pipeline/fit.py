@@ -1,4 +1,4 @@
-"""What a pipeline checks and records of its warehouse and staging log, at its start and whenever the log has a new epoch.
+"""What a pipeline checks of its warehouse, its staging log and its checkpoint.
 
 They must fit together: neither may be an older copy, or lack a part. Nor may a table: another program may have set it back to an
 earlier version.
@@ -10,29 +10,23 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StructType
-
 from cdcpipe.lsn import format_lsn
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.schema.table import MESSAGES, NO_COPIES, copies_until
-from spark_sink.schema.types import DELETED_AT, replica_schema
 from spark_sink.source.offsets import discard, next_range, next_start, tidy
 from spark_sink.staging.log import (
     StagingError,
     anew,
     begin_lsn,
-    epoch_numbers,
-    former_system_ids,
     left_lsn,
     list_epochs,
     list_segments,
     log_end,
     passing_lsn,
 )
-from spark_sink.warehouse import gaps, last_look, purged_changes
+from spark_sink.warehouse import gaps, purged_changes
 from spark_sink.warehouse.errors import WarehouseError
-from spark_sink.warehouse.formats import ANY
 from spark_sink.warehouse.initial_copy import is_begun, oldest_copy_lsn
 from spark_sink.warehouse.mask_settings import check_kept
 from spark_sink.warehouse.wanted_copies import SET_BACK, want_copy
@@ -42,33 +36,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
     from spark_sink.delta.log import TableEnd
     from spark_sink.schema.table import Table
     from spark_sink.staging.log import Epoch, Position
     from spark_sink.warehouse.warehouse import Warehouse
 
 __all__ = [
-    "begin_keeping_deleted",
-    "behind_gap",
     "check_checkpoint",
     "check_copies",
     "check_log",
     "check_tables",
     "first_position",
     "gone",
-    "less_readable",
-    "name_less_readable",
-    "record_epochs",
-    "take_epochs",
     "tidy_checkpoint",
 ]
 
 _logger = logging.getLogger(__name__)
-
-_RARE_FEATURES = frozenset({"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview"})
-"""Features of tables that not every reader knows (docs/spark/readers.md)."""
 
 
 def check_log(house: Warehouse, staging: Path) -> list[Epoch]:
@@ -251,78 +234,3 @@ def gone(house: Warehouse, table: Table) -> WarehouseError:
         f" {table.copying}; or, if it is not published any more and you do not want its tables, delete"
         f" _cdcpipe/tables/{changelog.name}.json, too",
     )
-
-
-def record_epochs(warehouse: Warehouse, staging: Path) -> None:
-    """Record what the log's epochs say of gaps and of pg_upgrade. Once the tables have passed an epoch, the log may remove it."""
-    epochs = list_epochs(staging)
-    warehouse.open(epochs[-1], former_system_ids(epochs))  # the server may have been upgraded since the start of the run
-    last_look.follow(warehouse, epochs)
-    gaps.record(warehouse, epochs)
-
-
-def take_epochs(warehouse: Warehouse, staging: Path) -> None:
-    """Record the log's epochs, and warn if the tables were not copied since a gap. The pipeline itself copies nothing."""
-    record_epochs(warehouse, staging)
-    found = gaps.open_gap(warehouse)
-    if found is not None:
-        after = format_lsn(found.gap.after_lsn)
-        _logger.warning("the tables are not right after %s until a run has copied them anew: %s", after, found.gap.cause)
-
-
-def behind_gap(house: Warehouse, staging: Path, position: Position) -> Position:
-    """Return the position from which to continue: if the log has no segments after ``position``, its end, which is recorded.
-
-    Each micro-batch calls this. Only an epoch that begins after a gap ends beyond its segments, so a log without a newer epoch than
-    that of ``position`` is not read.
-    """
-    if epoch_numbers(staging)[-1:] <= [position.epoch]:
-        return position
-    end = log_end(staging)
-    if end is None or end.lsn <= position.lsn or list_segments(staging, position):
-        return position
-    house.record(end, staging)
-    return end
-
-
-def begin_keeping_deleted(spark: SparkSession, house: Warehouse) -> None:
-    """With ``--deletes soft``, add the column ``_cdc_deleted_at`` to replicas that were begun without it."""
-    if not (house.keeps_deleted and house.format.keeps_replicas):
-        return
-    wanted, begun = replica_schema(StructType(), keeps_deleted=True), []
-    for table in house.tables():
-        state = delta.state(house.replica(table))
-        if state is not None and delta.add_columns(spark, house.replica(table), state.schema, wanted):
-            begun.append(str(table))
-    if begun:
-        _logger.warning(
-            "--deletes soft: %d replicas keep deleted rows from now on, in which %s has the time; rows that were deleted before are"
-            " not in them",
-            len(begun),
-            DELETED_AT,
-        )
-
-
-def less_readable(house: Warehouse) -> dict[Path, set[str]]:
-    """Return the tables that have features which not every reader of their format knows, with these features."""
-    found = {
-        path: house.format.reader_features(path) & _RARE_FEATURES
-        for table in house.tables()
-        for path in (house.changelog(table), house.replica(table), house.history(table))
-    }
-    return {path: features for path, features in found.items() if features}
-
-
-def name_less_readable(house: Warehouse) -> None:
-    """With ``--readers any``, warn about tables from before that some readers refuse."""
-    found = less_readable(house) if house.readers == ANY else {}
-    if found:
-        listed = [f"{places.name(path)} ({', '.join(sorted(features))})" for path, features in sorted(found.items())]
-        more = f", and {len(listed) - 5} more" if len(listed) > 5 else ""
-        _logger.warning(
-            "--readers any: %d tables have features from before that some readers refuse: %s%s. They keep them; "
-            "a new warehouse has none",
-            len(listed),
-            ", ".join(listed[:5]),
-            more,
-        )

@@ -19,6 +19,7 @@ from spark_sink.changelog.renames import follow, told
 from spark_sink.changelog.tables import changelogs_of
 from spark_sink.changelog.versions import TableVersions
 from spark_sink.client.keyless import keyless_text
+from spark_sink.pipeline.epochs import take_epochs
 from spark_sink.pipeline.fit import gone
 from spark_sink.schema.names import APART, FOLLOW, Names
 from spark_sink.schema.table import MESSAGES, has_key
@@ -30,6 +31,7 @@ from spark_sink.warehouse.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
@@ -132,6 +134,11 @@ class KnownTables:
         self.versions.names = table_names.record_names(self.warehouse)
         self.answers.end_at(self.names.servers)
         self.schemas.read_gaps()
+
+    def take_epochs(self, staging: Path) -> None:
+        """Record the log's epochs. After one, the tables may have other names."""
+        take_epochs(self.warehouse, staging)
+        self.read_names()
 
     def begin(self) -> None:
         """Read the names of the tables. Tell if the run has another choice for renamed tables than the one before it."""

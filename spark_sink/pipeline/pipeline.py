@@ -32,6 +32,7 @@ from spark_sink.files.local import local_directory
 from spark_sink.pipeline import fit
 from spark_sink.pipeline.beginning import begin, finish_left
 from spark_sink.pipeline.catalog import CatalogDatabase, check_options
+from spark_sink.pipeline.epochs import behind_gap, record_epochs
 from spark_sink.pipeline.failures import StoppedError, own_error, stopped_elsewhere
 from spark_sink.pipeline.follower import Follower
 from spark_sink.pipeline.histories import Histories
@@ -203,8 +204,8 @@ class Pipeline(Startable):
         with self._batch_running:
             position = self._progress.position
             assert position is not None
-            fit.record_epochs(self.warehouse, self.staging)
-            behind = fit.behind_gap(self.warehouse, self.staging, position)
+            record_epochs(self.warehouse, self.staging)
+            behind = behind_gap(self.warehouse, self.staging, position)
             self._tables.read_names()
             self._progress = replace(self._progress, position=behind)
 
@@ -410,7 +411,7 @@ class Pipeline(Startable):
         position = begin(self.warehouse, self.staging, self.checkpoint, self.lock, self._tables)
         self._progress = replace(self._progress, position=position)
         ends = finish_left(self.spark, self.warehouse, self.lock, self._tables, position)
-        position = fit.behind_gap(self.warehouse, self.staging, position)
+        position = behind_gap(self.warehouse, self.staging, position)
         self._progress = replace(self._progress, position=position)
         if self._catalog is not None:
             self._catalog.rename()
@@ -474,8 +475,7 @@ class Pipeline(Startable):
         counts: dict[Table, int] = {}
         if end.lsn > position.lsn:
             if end.epoch != position.epoch:
-                fit.take_epochs(self.warehouse, self.staging)
-                self._tables.read_names()
+                self._tables.take_epochs(self.staging)
             segments = [segment for segment in list_segments(self.staging, position) if segment.end_lsn <= end.lsn]
             batch = MicroBatch(self._tables, segments, server=self._server, follower=self._follower, catalog=self._catalog)
             batch.append()
@@ -491,10 +491,9 @@ class Pipeline(Startable):
                 self._follower.rounds.want()
             counts = {table: found.count for table, found in batch.contents.items()}
             # `pass_gap` can't pass a gap while the log has segments before it. If it has none after it, no micro-batch would come.
-            position = fit.behind_gap(self.warehouse, self.staging, end)
+            position = behind_gap(self.warehouse, self.staging, end)
             if position != end:
-                fit.take_epochs(self.warehouse, self.staging)
-                self._tables.read_names()
+                self._tables.take_epochs(self.staging)
         message_count = counts.pop(MESSAGES, 0)
         self.changes.update(counts)
         self._progress = self._progress.after_batch(position, sum(counts.values()), message_count, len(self.changes))

@@ -10,7 +10,7 @@ import pytest
 
 from spark_sink.delta import sql as delta
 from spark_sink.delta.log import TableLog
-from spark_sink.pipeline.fit import less_readable
+from spark_sink.pipeline.beginning import less_readable
 from spark_sink.schema.table import Table
 from spark_sink.verify.comparison import verify
 from spark_sink.warehouse.warehouse import Warehouse

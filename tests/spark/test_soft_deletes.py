@@ -21,7 +21,7 @@ from spark_sink.delta import log as delta_log
 from spark_sink.delta import sql as delta
 from spark_sink.files import places
 from spark_sink.pipeline import fit
-from spark_sink.pipeline.fit import begin_keeping_deleted
+from spark_sink.pipeline.beginning import begin_keeping_deleted
 from spark_sink.replica import merge
 from spark_sink.replica.layout import existing_rows
 from spark_sink.replica.ordinary_merge import merge_without_spark

@@ -15,7 +15,7 @@ from spark_sink.client.exported import SnapshotError
 from spark_sink.client.prepare import Prepared
 from spark_sink.files.lock import hold_alone
 from spark_sink.launcher.config import LauncherConfig
-from spark_sink.pipeline.fit import take_epochs
+from spark_sink.pipeline.epochs import take_epochs
 from spark_sink.schema.names import Names, Naming
 from spark_sink.schema.table import DDL, Table
 from spark_sink.snapshot import copy, initial, two_looks
