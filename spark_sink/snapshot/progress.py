@@ -12,6 +12,7 @@ earlier copy records nothing for this one.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 from dataclasses import asdict, dataclass, field, fields
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Begun", "Written", "begin", "note", "resume"]
+
+_logger = logging.getLogger(__name__)
 
 _BEGUN: Final = "begun.json"
 
@@ -68,7 +71,10 @@ def resume(directory: Path, purpose: str) -> Begun | None:
     The same holds if another version of cdcpipe began it: its chunks and files may be described in another way.
     """
     found = read_json(directory / _BEGUN)
-    if found is None or found["purpose"] != purpose or found.get("written_by") != _this_version():
+    has_purpose = found is not None and found["purpose"] == purpose
+    if found is None or not has_purpose or found.get("written_by") != _this_version():
+        if has_purpose:
+            _logger.info("another version of cdcpipe began the copy in %s: it begins anew", directory)
         remove_tree(directory)
         return None
     token, done = found["token"], {}

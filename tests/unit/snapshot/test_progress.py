@@ -1,7 +1,10 @@
 """What is recorded of a copy, so that a later run can resume it."""
 
 import json
+import logging
 from pathlib import Path
+
+import pytest
 
 from spark_sink.files.parquet import WrittenFile
 from spark_sink.snapshot.plan import Chunk
@@ -22,8 +25,9 @@ def test_a_copy_is_resumed_until_its_files_may_be_moved(tmp_path: Path) -> None:
     assert not (tmp_path / "notes").exists()
 
 
-def test_a_copy_of_another_version_begins_anew(tmp_path: Path) -> None:
+def test_a_copy_of_another_version_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It has the fields of its own version, and this one could not read them."""
+    caplog.set_level(logging.INFO, logger="spark_sink")
     begun = begin(tmp_path / "notes", "why", [CHUNK])
     note(begun.record_path(0), WRITTEN)
     path = tmp_path / "notes/begun.json"
@@ -32,3 +36,4 @@ def test_a_copy_of_another_version_begins_anew(tmp_path: Path) -> None:
     path.write_text(json.dumps(later | {"written_by": [*later.get("written_by", []), "more"]}))
     assert resume(tmp_path / "notes", "why") is None
     assert not (tmp_path / "notes").exists()
+    assert "another version of cdcpipe began the copy" in caplog.text
