@@ -280,7 +280,7 @@ def _keyless(table: Table) -> str | None:
 
 
 def partitions(facts: Facts) -> Iterator[Verdict]:
-    """Judge the partitions of a table published via its root: whether their replica identities match the table's."""
+    """Judge the partitions of a root that is published as one table: whether their replica identities match the table's."""
     for table in facts.tables:
         if not _is_root(table) or table.published.refused or table.identity is None or not _has_old_rows(facts, table):
             continue

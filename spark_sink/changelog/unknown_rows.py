@@ -6,8 +6,8 @@
 - ALTER TYPE that renames an enum's value, or changes the attributes of a composite type: old values have another text then.
 - ATTACH PARTITION brings rows into a partitioned table. (DETACH PARTITION is no reason: the replica may be an archive.)
 
-A partitioned table that is published as a whole has its partitions' rows. PostgreSQL rewrites partitions, never the root, which has
-no rows of its own. So what is unknown of a partition is unknown of the tables of which it is a partition.
+A partitioned table that is published as one table has its partitions' rows. PostgreSQL rewrites partitions, never the root, which
+has no rows of its own. So what is unknown of a partition is unknown of the tables of which it is a partition.
 """
 
 from __future__ import annotations
