@@ -44,6 +44,7 @@ from spark_sink.staging import copied
 from spark_sink.staging.lock import make_root
 from spark_sink.staging.log import Epoch, OtherSourceError, Position, StagingError, list_epochs
 from spark_sink.staging.same_source import check_source, is_elsewhere
+from spark_sink.warehouse import landed_snapshots
 from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.mask_settings import settle
 
@@ -92,6 +93,8 @@ class SnapshotProgress:
     chunks_done: int = 0
     elapsed_s: float = 0.0
     """The time since the start, once it has ended until then."""
+    waits_for_tables: bool = False
+    """Whether a table waits until the copy has the tables alone: for merges, OPTIMIZE or a purge, which may take hours."""
 
 
 class Snapshot:
@@ -119,6 +122,7 @@ class Snapshot:
         self._spark: SparkSession | None = None
         self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
         self._jobs = Jobs("snapshot")
+        self._tables_lock = TableLock(warehouse.local_root(config.staging), lambda: self._stopping)
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()
@@ -179,7 +183,8 @@ class Snapshot:
         """How far the copy is at this moment."""
         rows, chunks = (0, 0) if self._counts is None else (self._counts[0].value, self._counts[1].value)
         elapsed_s = 0.0 if self._started_at is None else (self._ended_at or time.monotonic()) - self._started_at
-        return SnapshotProgress(self._tables, len(self.copied), rows, self._row_estimate, self._chunks, chunks, elapsed_s)
+        waits = self._tables_lock.is_waiting
+        return SnapshotProgress(self._tables, len(self.copied), rows, self._row_estimate, self._chunks, chunks, elapsed_s, waits)
 
     # --- the snapshot's thread ---
 
@@ -234,7 +239,7 @@ class Snapshot:
         """Copy all tables. Those that this snapshot can't give are copied with another one."""
         assert self._spark is not None
         if self.finishes_killed:
-            finish_killed(self._spark, self.warehouse, self.config.staging, lambda: self._stopping)
+            finish_killed(self._spark, self.warehouse, self._tables_lock, lambda: self._stopping)
         if not self._is_begun:
             places.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
         losses = rewrites = 0
@@ -315,7 +320,7 @@ class Snapshot:
             chunks=chunks,
             leave_out=self._leave_out,
             is_stopping=lambda: self._stopping,
-            lock=TableLock(self.warehouse.local_root(self.config.staging)),
+            lock=self._tables_lock,
         )
 
     def _copy_all(self, copying: Copying, wanted: Sequence[TablePlan], homes: Homes) -> list[Table]:
@@ -450,7 +455,11 @@ def _export_directory(warehouse: Warehouse, staging: Path, name: str) -> Path:
     return warehouse.local_root(staging) / "_cdcpipe" / f"{name}_export"
 
 
-def finish_killed(spark: SparkSession, warehouse: Warehouse, staging: Path, is_stopping: Callable[[], bool]) -> None:
-    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError once ``is_stopping`` is True."""
-    with TableLock(warehouse.local_root(staging)).alone(is_stopping):
-        merge.finish_snapshots(spark, warehouse, is_stopping)
+def finish_killed(spark: SparkSession, warehouse: Warehouse, lock: TableLock, is_stopping: Callable[[], bool]) -> None:
+    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError once ``is_stopping`` is True.
+
+    If there is none, this does not wait for merges, which may take hours.
+    """
+    if landed_snapshots.unfinished(warehouse):
+        with lock.alone(is_stopping):
+            merge.finish_snapshots(spark, warehouse, is_stopping)

@@ -39,6 +39,7 @@ from spark_sink.snapshot.schedule import FAILURES
 from spark_sink.snapshot.tables import SNAPSHOT_LOCK, TableSnapshot
 from spark_sink.spark.failure import said_of
 from spark_sink.warehouse import gaps, landed_snapshots, last_look, wanted_copies
+from spark_sink.warehouse.lock import TableLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -286,7 +287,8 @@ class Healer:
                 begun = landed_snapshots.unfinished(house) if is_alone else []
                 if begun:
                     with suppress(InterruptedError):
-                        finish_killed(self._spark, house, self._config.staging, self._is_interrupted)
+                        lock = TableLock(house.local_root(self._config.staging))
+                        finish_killed(self._spark, house, lock, self._is_interrupted)
         finally:  # also after an error: what is finished is told only now
             left = landed_snapshots.unfinished(house)
             self._tell_finished([each for each in begun if each not in left])
@@ -361,7 +363,9 @@ class Healer:
             if self._is_interrupted():
                 raise InterruptedError
             progress = replace(snapshot.progress, elapsed_s=0.0)
-            if progress != last or progress.chunks_done >= progress.chunks > 0:
+            # While a table waits for merges or OPTIMIZE, it is not the server that keeps it from reading.
+            is_held_here = progress.waits_for_tables or progress.chunks_done >= progress.chunks > 0
+            if progress != last or is_held_here:
                 last, resting = progress, RunningTime()
             elif resting.seconds() >= _STALLED_S:
                 stalled = format_duration(_STALLED_S)

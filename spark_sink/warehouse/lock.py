@@ -95,6 +95,13 @@ class TableLock:
         self._appending = threading.Lock()
         self._merging = threading.Lock()
         self._recording_history = threading.Lock()
+        self._waiting: set[int] = set()
+        """The threads that wait in `alone`."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a thread waits in `alone` for the others to end. Any thread may ask."""
+        return bool(self._waiting)
 
     @contextmanager
     def own(self, name: str, staging: Path) -> Iterator[None]:
@@ -139,7 +146,13 @@ class TableLock:
         """Hold the right to write all tables alone. If given, ``is_stopping`` counts instead of the lock's own."""
         is_stopping = is_stopping or self.is_stopping
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(self._merges, is_stopping), _exclusive(self._file, is_stopping) as fd:
+        with ExitStack() as held:
+            self._waiting.add(threading.get_ident())
+            try:
+                held.enter_context(_exclusive(self._merges, is_stopping))
+                fd = held.enter_context(_exclusive(self._file, is_stopping))
+            finally:
+                self._waiting.remove(threading.get_ident())
             # Change the state first: a holder that is killed may have changed the tables, too.
             os.pwrite(fd, secrets.token_hex(_STATE_BYTES // 2).encode(), 0)
             yield

@@ -15,17 +15,19 @@ from spark_sink.client.prepare import Prepared
 from spark_sink.launcher.config import LauncherConfig
 from spark_sink.schema.table import Table
 from spark_sink.snapshot import copy as module
-from spark_sink.snapshot.copy import Snapshot
+from spark_sink.snapshot.copy import Snapshot, finish_killed
 from spark_sink.snapshot.homes import Homes
 from spark_sink.snapshot.plan import Chunk, Plan, StaleSnapshotError, TablePlan
 from spark_sink.snapshot.table import Copying
 from spark_sink.spark import jobs
 from spark_sink.staging import copied
-from spark_sink.staging.log import Epoch, OtherSourceError
+from spark_sink.staging.log import Epoch, OtherSourceError, Position
+from spark_sink.warehouse import landed_snapshots
+from spark_sink.warehouse.lock import TableLock
 from spark_sink.warehouse.warehouse import Warehouse
 from support.given_sessions import given_session
 from support.segments import relation
-from support.waiting import DEADLINE_S
+from support.waiting import DEADLINE_S, until
 
 
 class Copy(Snapshot):
@@ -231,3 +233,35 @@ def test_the_totals_are_what_was_read_and_what_is_left_in_each_round(tmp_path: P
         (2, 9, 9, 90, 90),
     ]
     assert snapshot.progress.tables_done == 2
+
+
+def test_a_copy_tells_that_it_waits_for_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Round(tmp_path, monkeypatch)
+    snapshot = made.snapshot
+    snapshot._choose = lambda *_: [TablePlan(relation(1, "a", ("id", 23)), (1,), (), None, (), 0)]
+    snapshot._jobs = SimpleNamespace(include_mine=lambda _: None)
+
+    def copy_table(copying: Copying, *_: object) -> int:
+        with copying.lock.alone():
+            assert not snapshot.progress.waits_for_tables
+        return 0
+
+    monkeypatch.setattr(module, "copy_table", copy_table)
+    thread = threading.Thread(target=made.copy, args=([FIRST],))
+    with TableLock(tmp_path / "warehouse").merge():
+        thread.start()
+        until(lambda: snapshot.progress.waits_for_tables, "the copy's wait")
+    thread.join(DEADLINE_S)
+    assert (len(snapshot.copied), snapshot.progress.waits_for_tables) == (1, False)
+
+
+def test_a_copy_waits_for_merges_only_if_a_killed_one_has_to_be_finished(tmp_path: Path) -> None:
+    """Each copy waited before its first row, while the server held its snapshot."""
+    house, lock = Warehouse(tmp_path, "delta"), TableLock(tmp_path)
+    house.open(FIRST)
+    spark: Any = None
+    with TableLock(tmp_path).merge():
+        finish_killed(spark, house, lock, lambda: True)
+        landed_snapshots.record_start(house, Table("public", "a"), Position(1, 50))
+        with pytest.raises(InterruptedError):
+            finish_killed(spark, house, lock, lambda: True)

@@ -51,6 +51,8 @@ class Server:
         self.is_excluded = False
         """Whether a column has come into the publication since the look that is to stay on the server."""
         self.is_locked = threading.Event()
+        self.is_merging = False
+        """Whether a copy waits for merges while its table is locked."""
         self.begun: list[list[str]] = []
         self.waits: list[float] = []
         """For how long each snapshot waits for the launcher."""
@@ -84,7 +86,7 @@ class Snapshot:
         self.copied: dict[Table, tuple[int, Position]] = {}
         self.tables_at_once = 0
         self.follow_s = 300.0
-        self.progress = SnapshotProgress(chunks=1)
+        self.progress = SnapshotProgress(chunks=1, waits_for_tables=server.is_merging)
 
     def prepare(self, _is_stopping: Callable[[], bool]) -> None:
         self._server.begun.append(self._names)
@@ -399,6 +401,24 @@ def test_a_copy_that_reads_nothing_is_given_up_for_now(server: Server, monkeypat
     [left] = waiting(server.house)
     assert left.failures is not None
     assert left.failures.message.startswith("nothing was read from the server for")
+
+
+def test_a_copy_that_waits_for_merges_is_not_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPTIMIZE of a large replica takes hours. The failure named a lock on the server."""
+    monkeypatch.setattr(module, "_STALLED_S", 0.0)
+    server.is_locked.set()
+    server.is_merging = True
+    looks: list[None] = []
+
+    def is_stopping() -> bool:
+        looks.append(None)
+        if len(looks) > 20:
+            server.is_locked.clear()
+        return False
+
+    wait_for(server, A)
+    healer(server, is_stopping=is_stopping).finish()
+    assert (server.begun, waiting(server.house)) == ([["public.a"]], [])
 
 
 def test_a_pause_of_the_process_does_not_end_a_copy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
