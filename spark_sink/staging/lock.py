@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,18 @@ class StagingLock:
     def __init__(self, root: Path) -> None:
         """Create the directory if it does not exist, lock and sign it. Raises StagingError if another launcher holds the lock."""
         make_root(root)
-        self._fd, self._pid = _lock(root), os.getpid()
+        self._since = _now()
+        self._fd, self._pid = _lock(root, self._since), os.getpid()
 
     def sign(self) -> None:
-        """Sign the lock again: on a full disk it may still lack its owner."""
-        sign(self._fd)
+        """Sign the lock again, as one that lands: on a full disk it may still lack its owner."""
+        sign(self._fd, since=self._since)
+
+    def end_landing(self) -> None:
+        """Tell others that the owner lands nothing any more, and goes on with the tables. In a forked child, this does nothing."""
+        if self._pid == os.getpid():
+            with suppress(OSError):  # `verify` then waits longer, and what has ended the landing is the error to raise
+                sign(self._fd, since=self._since, lands=False)
 
     def close(self) -> None:
         """Release the lock. A second call does nothing."""
@@ -72,7 +80,11 @@ class StagingLock:
             self._fd = -1
 
 
-def _lock(root: Path) -> int:
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _lock(root: Path, since: str) -> int:
     """Take the directory's lock, and sign it. Raises StagingError if another launcher holds the lock."""
     path = root / "lock"
     try:
@@ -83,7 +95,7 @@ def _lock(root: Path) -> int:
         raise StagingError(msg, hint=hint) from ex
     try:
         _LOCKING.call(lambda: _take(fd), _HeldError)
-        sign(fd)
+        sign(fd, since=since)
     except _HeldError:
         os.close(fd)
         who, hint = holder(path, "stop that launcher, or use another slot and another --staging directory")
@@ -95,14 +107,12 @@ def _lock(root: Path) -> int:
     return fd
 
 
-def sign(fd: int) -> None:
-    """Write this process's id into the lock that it holds. On a full disk the lock keeps what it has: its holder may make room."""
-    owner = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "token": _TOKEN,
-    }
+def sign(fd: int, **said: object) -> None:
+    """Write this process's id into the lock that it holds, and what else is ``said`` of it.
+
+    On a full disk the lock keeps what it has: its holder may make room.
+    """
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": _now(), "token": _TOKEN} | said
     text = json.dumps(owner).encode()
     try:
         os.pwrite(fd, text, 0)
@@ -160,7 +170,10 @@ def is_own(owner: dict[str, Any]) -> bool:
 
 
 def lock_owner(root: Path | str) -> dict[str, Any] | None:
-    """Return the process that holds the directory's lock (pid, host, since, token); None if no process holds it."""
+    """Return the process that holds the directory's lock (pid, host, since, token); None if no process holds it.
+
+    ``lands`` is False once the process lands nothing any more; before that, it is not there.
+    """
     path = Path(root) / "lock"
     try:
         fd = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)

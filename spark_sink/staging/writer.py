@@ -187,6 +187,8 @@ class StagingWriter:
             self._fd = -1
         if self._owns_lock:
             self._lock.close()
+        else:
+            self._lock.end_landing()
 
     @property
     def end_lsn(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
@@ -160,8 +160,8 @@ def wait_for_log(
 ) -> None:
     """Wait until the slot's consumer has everything up to ``upto``, or until nothing before it is left to take.
 
-    If nobody takes the changes, this is an error within seconds: no launcher holds the lock of the staging directory, and no
-    connection uses the slot. With ``until_taken``, return as soon as somebody takes them.
+    If nobody takes the changes, this is an error within seconds: no process that lands holds the lock of the staging directory, and
+    no connection uses the slot. With ``until_taken``, return as soon as somebody takes them.
     """
     absent_since: float | None = None
     look_at = -math.inf
@@ -169,12 +169,11 @@ def wait_for_log(
         slot = server.ask({"slot": source.slot})
         owner = lock_owner(staging)
         now = time.monotonic()
-        is_absent = not slot["active"] and owner is None
+        is_absent = not slot["active"] and (owner is None or not owner.get("lands", True))
         if LSN.parse(slot["confirmed_flush_lsn"]) >= upto or (until_taken and not is_absent):
             return
         if is_absent and absent_since is not None and (now - absent_since > _ABSENCE_S or now > deadline):
-            what = f"slot {source.slot} may have changes that the tables lack, and no process takes them"
-            raise VerifyError(what, hint=_START_HINT)
+            raise _not_taken(source.slot, owner)
         if not slot["active"] and (is_absent or now >= look_at):
             if not server.ask({"pending": source.slot, "publications": source.publications, "upto": format_lsn(upto)}):
                 return
@@ -190,6 +189,16 @@ def wait_for_log(
         where = f"the log to reach {format_lsn(upto)}, it is at {slot['confirmed_flush_lsn']}"
         tell(f"waiting for {where}{'; no launcher runs' if is_absent else ''}", 0)
         time.sleep(POLL_S)
+
+
+def _not_taken(slot: str, owner: dict[str, Any] | None) -> VerifyError:
+    """Return the error that nobody takes the slot's changes. ``owner`` holds the staging directory, and lands nothing any more."""
+    what = f"slot {slot} may have changes that the tables lack, and no process takes them"
+    if owner is None:
+        return VerifyError(what, hint=_START_HINT)
+    return VerifyError(
+        f"{what}: run ({owner_text(owner)}) only brings the tables up to date", hint="wait until it has ended, and start run again"
+    )
 
 
 def wait_for_tables(house: Warehouse, staging: Path, deadline: float, tell: Callable[[str, float], None]) -> None:

@@ -57,6 +57,21 @@ def test_a_process_knows_its_own_lock(tmp_path: Path):
         assert not is_own(owner | changed)
 
 
+def test_a_lock_says_that_its_owner_lands_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with closing(StagingLock(tmp_path)) as lock:
+        before = lock_owner(tmp_path)
+        assert before is not None
+        monkeypatch.setattr(staging_lock, "_now", lambda: "later")
+        with StagingWriter(tmp_path, slot="s", lock=lock):
+            assert lock_owner(tmp_path) == before
+        assert lock_owner(tmp_path) == before | {"lands": False}
+        with StagingWriter(tmp_path, slot="s", lock=lock) as writer:
+            monkeypatch.setattr(os, "getpid", lambda: -1)
+            writer.close()  # in a forked child
+            assert lock_owner(tmp_path) == before
+            monkeypatch.undo()
+
+
 @pytest.mark.parametrize("slot", ["s", "t"], ids=["", "a launcher that is refused"])
 def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, slot: str, monkeypatch: pytest.MonkeyPatch):
     """A notebook may have a pool of processes: a child has the files that were open when it was forked, for as long as it lives."""

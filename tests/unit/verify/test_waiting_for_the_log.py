@@ -56,6 +56,18 @@ def test_a_launcher_that_has_nothing_to_take_is_not_waited_for(tmp_path: Path, m
     assert server.asked == ["slot", "pending"]
 
 
+def test_a_run_that_has_ended_its_stream_takes_no_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run --available-now` may merge for hours. `verify` waited for its --timeout meanwhile, with all tables locked."""
+    monkeypatch.setattr(visibility, "lock_owner", lambda _: {"pid": 1, "host": "h", "since": "then", "lands": False})
+    monkeypatch.setattr(visibility, "_ABSENCE_S", 0.0)
+    for until_taken in (True, False):
+        said = r"no process takes them: run \(process 1 on h since then\) only brings the tables up to date$"
+        with pytest.raises(VerifyError, match=said) as raised:
+            wait(Server(20), tmp_path, until_taken=until_taken)
+        assert raised.value.hint == "wait until it has ended, and start run again"
+    wait(Server(20, is_pending=False), tmp_path)
+
+
 def test_a_long_look_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that is started after it has to find the slot free."""
     monkeypatch.setattr(visibility, "_ABSENCE_S", 0.0)
