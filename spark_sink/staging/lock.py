@@ -98,8 +98,12 @@ def _lock(root: Path, since: str) -> int:
         sign(fd, since=since)
     except _HeldError:
         os.close(fd)
-        who, hint = holder(path, "stop that launcher, or use another slot and another --staging directory")
-        raise StagingError(f"another launcher uses {root}: {who}", hint=hint) from None
+        who, hint = holder(
+            path,
+            "wait until that has ended (run --available-now goes on after its stream has ended), or stop it; another pipeline needs"
+            " its own slot and --staging directory",
+        )
+        raise StagingError(f"another run or land uses {root}: {who}", hint=hint) from None
     except OSError as ex:
         os.close(fd)
         msg = f"cannot lock {path}: {ex.strerror or ex}"

@@ -907,7 +907,7 @@ def test_another_epoch_begins_when_the_sealer_rests(fake: Callable[..., Fake], m
 def test_a_second_launcher_ends_at_once(fake: Callable[..., Fake]):
     made = fake()
     with Launcher(made.config(available_now=False)) as launcher:
-        with pytest.raises(StagingError, match="another launcher uses"):
+        with pytest.raises(StagingError, match="another run or land uses"):
             Launcher(made.config()).start()
         until(lambda: launcher.progress.transactions == len(WORK))
     made.check(WORK)

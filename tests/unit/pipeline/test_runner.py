@@ -315,7 +315,7 @@ def test_a_start_that_another_launcher_refuses_writes_nothing(monkeypatch: pytes
     config = launcher(tmp_path, command=("/nonesuch/cdcpipe",), create_slot=True)
     with closing(StagingLock(tmp_path / "staging")):
         with (
-            pytest.raises(StagingError, match="another launcher uses"),
+            pytest.raises(StagingError, match="another run or land uses"),
             Runner(RunConfig(config, tmp_path / "warehouse", snapshot="initial")) as made,
         ):
             made.wait()

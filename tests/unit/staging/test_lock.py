@@ -34,13 +34,13 @@ def test_a_second_launcher_is_refused_and_touches_nothing(tmp_path: Path, monkey
         writer.begin_epoch(SOURCE)
         before = tree(tmp_path)
         assert lock_owner(tmp_path)["pid"] == os.getpid()
-        with pytest.raises(StagingError, match=r"another launcher uses .*: this process$") as raised:
+        with pytest.raises(StagingError, match=r"another run or land uses .*: this process$") as raised:
             StagingWriter(tmp_path, slot="s")
         assert str(raised.value.hint).startswith("call its stop(), or wait() for its end")
         monkeypatch.setattr(staging_lock, "_TOKEN", "0123456789abcdef")  # as in another process
-        with pytest.raises(StagingError, match=f"another launcher uses .* process {os.getpid()} on") as raised:
+        with pytest.raises(StagingError, match=f"another run or land uses .* process {os.getpid()} on") as raised:
             StagingWriter(tmp_path, slot="s")
-        assert str(raised.value.hint).startswith("stop that launcher")
+        assert str(raised.value.hint).startswith("wait until that has ended")
         assert tree(tmp_path) == before
     assert lock_owner(tmp_path) is None
     with StagingWriter(tmp_path, slot="s"):
