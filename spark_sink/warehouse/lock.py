@@ -74,6 +74,8 @@ def lock_file(root: Path) -> Path:
     """Return the file whose lock the rights are; ``root`` is `Warehouse.local_root`.
 
     A program that writes tables passes it to `session.build`, so that the JVM holds the rights until it has ended, too.
+    The JVM gets no other lock. So a merge shares this one as well: after a SIGKILL merges.lock is free at once, and the JVM may
+    still merge.
     """
     return root / "_cdcpipe" / "tables.lock"
 

@@ -21,6 +21,7 @@
     _cdcpipe/purged/NAME.json      the LSN up to which the table's changelog may lack changes (purged_changes.py)
     _cdcpipe/begun/NAME.json       where the table's changelog began anew, beside a stored history (new_changelogs.py)
     _cdcpipe/tables*.lock          the locks for writing the tables (warehouse/lock.py)
+    _cdcpipe/merges*.lock          those of them that merges share (warehouse/lock.py)
     _cdcpipe/pipeline.lock         the lock of the one pipeline (warehouse/lock.py)
     _cdcpipe/vacuumed.json         the time of each table's last VACUUM, and of the last purge (upkeep/recorded_times.py)
     _cdcpipe/complete.json         the options of the last run with --available-now that did everything (pipeline/at_rest.py)

@@ -23,6 +23,7 @@ from support.descriptions import ID, version
 from support.oids import INT8
 
 FRUIT, STONE = Table("public", "fruit"), Table("public", "stone")
+EPOCH = Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0)
 COLUMNS = [["id", INT8, -1]]
 
 
@@ -50,7 +51,7 @@ class Server:
 def house(tmp_path: Path) -> Warehouse:
     """A warehouse with two tables, whose replicas have the row 1 at the LSN 10."""
     made = Warehouse(tmp_path, "delta")
-    made.open(Epoch(1, "7123", 1, "shop", "slot", ("p",), {}, 0))
+    made.open(EPOCH)
     for table in (FRUIT, STONE):
         made.write_versions(table, [version(1, 0, ID)])
         for path in (made.changelog(table), made.replica(table)):
@@ -104,4 +105,15 @@ def test_a_run_that_is_started_with_other_masks(
     noted = {"version": MASKS_VERSION, "masks": {"public.fruit.note": "hash"}}
     monkeypatch.setattr(comparison, "wait_for_tables", lambda *_: write_json(masks_path(house.root), noted))
     with pytest.raises(WarehouseError, match="has changed the masks of"):
+        begin(compared, tmp_path)
+
+
+def test_a_run_that_is_started_with_other_choices(
+    compared: _Comparison, house: Warehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the rules for deleted rows have to do with what is compared. Another --history left all tables uncompared."""
+    monkeypatch.setattr(comparison, "wait_for_tables", lambda *_: Warehouse(house.root, "delta", history="table").open(EPOCH))
+    begin(compared, tmp_path)
+    monkeypatch.setattr(comparison, "wait_for_tables", lambda *_: Warehouse(house.root, "delta", deletes="soft").open(EPOCH))
+    with pytest.raises(WarehouseError, match=r"deletes is soft now, and was hard$"):
         begin(compared, tmp_path)
