@@ -349,7 +349,13 @@ class Runner(Background):
         config = self.config
         self._gaps_healed = self.launcher.progress.gaps
         pipeline.pass_gap()
-        snapshot = GapSnapshot(config.launcher, self._warehouse, config.snapshot_chunk_bytes, config.snapshot_hold_s or 0.0)
+        snapshot = GapSnapshot(
+            config.launcher,
+            self._warehouse,
+            config.snapshot_chunk_bytes,
+            config.snapshot_hold_s or 0.0,
+            is_ahead=lambda: self.launcher.progress.is_ahead,
+        )
         assert self.launcher.prepared is not None
         self.has_open_gap = not snapshot.record_if_healed(self.launcher.prepared.tables)
         if not self.has_open_gap:

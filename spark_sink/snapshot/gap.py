@@ -53,9 +53,19 @@ class GapSnapshot(Snapshot):
 
     waits_for_names = False
 
-    def __init__(self, config: LauncherConfig, warehouse: Warehouse, chunk_bytes: int = CHUNK_BYTES, hold_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: LauncherConfig,
+        warehouse: Warehouse,
+        chunk_bytes: int = CHUNK_BYTES,
+        hold_s: float = 0.0,
+        *,
+        is_ahead: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Make the copy for a warehouse. ``is_ahead`` tells whether the launcher waits for the server's WAL (`Progress`)."""
         config = replace(config, create_slot=False)  # the launcher has made it; one that is gone is another gap
         super().__init__(config, warehouse, "snapshot_gap", chunk_bytes, hold_s)
+        self._is_ahead = is_ahead
         found = gaps.open_gap(warehouse)
         self._gap_end_lsn = 0 if found is None else found.start.lsn
         self._cause = "" if found is None else found.gap.cause
@@ -76,9 +86,7 @@ class GapSnapshot(Snapshot):
         self._take(is_stopping)
 
     def _take(self, is_stopping: Callable[[], bool]) -> ExportedSnapshot:
-        # A server that was promoted may not have reached the end of the log yet. (The snapshot itself moves the WAL on.)
-        while (found := when_back(lambda: look_up(self.config, is_stopping), is_stopping)).wal_lsn < self._gap_end_lsn:
-            self._refuse_other_server(found)  # the WAL of an old primary may never get there
+        while self._is_behind_gap(is_stopping):
             if is_stopping():
                 raise InterruptedError
             time.sleep(_LOOK_S)
@@ -89,6 +97,20 @@ class GapSnapshot(Snapshot):
             self._release(is_done=True)
             export = super()._take(is_stopping)
         return export
+
+    def _is_behind_gap(self, is_stopping: Callable[[], bool]) -> bool:
+        """Tell whether the server's WAL ends before the end of the gap, as that of one that was promoted may for hours.
+
+        While the launcher waits for it, the server is left to the launcher, which waits longer for one that is away or lacks
+        something, and makes a slot that is missing. (Each snapshot moves the WAL on.)
+        """
+        if self._is_ahead():
+            return True
+        found = when_back(lambda: look_up(self.config, is_stopping), is_stopping)
+        if found.wal_lsn >= self._gap_end_lsn:
+            return False
+        self._refuse_other_server(found)  # the WAL of an old primary may never get there
+        return True
 
     def _lacks(self, table: Table) -> bool:
         return table not in self.copied and not gaps.is_copied_since(self.warehouse, table, self._gap_end_lsn)

@@ -631,19 +631,28 @@ def test_the_progress_says_how_far_the_copies_after_a_gap_are(tmp_path: Path) ->
     assert runner_.progress.step == "copying the tables after a gap"
 
 
-def test_the_pipeline_learns_of_the_copies_after_a_gap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_pipeline_learns_of_the_copies_after_a_gap_which_wait_with_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A copied replica needs its comments and its name in the catalog, also if no change comes for it."""
     table, told = Table("public", "t"), []
     copy = SimpleNamespace(copied={table: (4, Position(1, 0x100))}, wait=lambda _: True)
     for name in ("prepare", "start", "stop"):
         setattr(copy, name, lambda *_: None)
     copy.record_if_healed = lambda _: False
-    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    waits: list[bool] = []
+
+    def make(*_: Any, is_ahead: Callable[[], bool]) -> SimpleNamespace:
+        waits.append(is_ahead())
+        return copy
+
+    monkeypatch.setattr(runner, "GapSnapshot", make)
     made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
-    monkeypatch.setattr(made, "launcher", SimpleNamespace(progress=Progress(), prepared=SimpleNamespace(tables=())))
+    log = SimpleNamespace(progress=Progress(is_ahead=True), prepared=SimpleNamespace(tables=()))
+    monkeypatch.setattr(made, "launcher", log)
     pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=told.extend)
     made._pass_gap(pipeline, pipeline, cast("Any", SimpleNamespace(paused=nullcontext)))
-    assert told == [table]
+    assert (told, waits) == ([table], [True])
 
 
 @pytest.mark.parametrize(
@@ -668,7 +677,7 @@ def test_a_gap_is_open_until_all_tables_are_copied(
 
     copy = SimpleNamespace(prepare=prepare, start=lambda *_: None, wait=wait, stop=lambda: None, copied={})
     copy.record_if_healed = lambda _: ending == "was healed"
-    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    monkeypatch.setattr(runner, "GapSnapshot", lambda *_, **__: copy)
     log = SimpleNamespace(progress=Progress(), prepared=SimpleNamespace(tables=()), has_ended=False)
     monkeypatch.setattr(made, "launcher", log)
     pipeline: Any = SimpleNamespace(pass_gap=lambda: None, take_copied=lambda _: None)
@@ -761,7 +770,7 @@ def test_the_run_looks_at_all_it_has_started_while_a_gap_is_healed(
     waits = iter([False] * 10 + [True])
     copy: Any = SimpleNamespace(prepare=prepare, start=lambda *_: None, wait=lambda _: next(waits), copied={})
     copy.stop, copy.record_if_healed = lambda: stopped.append(True), lambda _: False
-    monkeypatch.setattr(runner, "GapSnapshot", lambda *_: copy)
+    monkeypatch.setattr(runner, "GapSnapshot", lambda *_, **__: copy)
     made = Runner(RunConfig(launcher(tmp_path), tmp_path / "warehouse"))
     log: Any = SimpleNamespace(
         progress=Progress(), prepared=SimpleNamespace(tables=()), has_ended=ended == "the launcher", wait=fails

@@ -114,6 +114,20 @@ def test_a_server_that_restarts_before_it_has_passed_the_gap_is_waited_for(
     assert (looks(server), exports.done) == (7, ["0/510 taken"])
 
 
+def test_a_server_that_the_launcher_waits_for_is_left_to_the_launcher(
+    server: Fake, snapshot: GapSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher outlasts a restart of any length, and makes a slot that is missing. A look of the copy's own ended the run."""
+    waits = iter([True, True, False])
+    waiting = GapSnapshot(replace(server.config(), available_now=False), snapshot.warehouse, is_ahead=lambda: next(waits))
+    server.set_turns([{"wal_lsn": "0/500", "timeline": 2}])
+    exports = Exports(monkeypatch, 0x510)
+    waiting.prepare(lambda: False)
+    assert (looks(server), exports.done, list(waits)) == (1, ["0/510 taken"], [])
+    with pytest.raises(InterruptedError):
+        GapSnapshot(server.config(), snapshot.warehouse, is_ahead=lambda: True).prepare(lambda: True)
+
+
 def test_the_first_look_at_another_server_comes_before_the_copies(
     snapshot: GapSnapshot,
     monkeypatch: pytest.MonkeyPatch,
