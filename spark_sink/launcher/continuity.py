@@ -42,7 +42,7 @@ from cdcpipe.lsn import format_lsn
 from cdcpipe.units import format_size
 from spark_sink.staging.gap import Gap
 from spark_sink.staging.log import StagingError, former_system_ids, left_lsn, passing_lsn
-from spark_sink.staging.same_source import check_timeline, is_elsewhere, parted_lsn, upgrade_hint
+from spark_sink.staging.same_source import check_timeline, common_history_lsn, is_elsewhere, parted_lsn, upgrade_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +163,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         return Verdict(log.recorded_gap, log.recorded_gap.after_lsn, resume_lsn=resume_lsn)
     right_lsn = log.account.lsn
     if prepared.timeline > last.timeline:
-        branch_lsn: int | None = _branch(log.epochs, prepared)
+        branch_lsn: int | None = common_history_lsn(log.epochs, prepared)
     else:
         branch_lsn = parted_lsn(last.timeline, last.timeline_began_lsn, prepared)
     is_new_timeline = branch_lsn is not None
@@ -379,31 +379,6 @@ def _lost_log(tables: FedTables, slot: str, now: float) -> Gap:
 
 def _their_log(tables: FedTables) -> str:
     return "their log" if tables.staging is None else f"their log, {tables.staging},"
-
-
-def _branch(epochs: Sequence[Epoch], prepared: Prepared) -> int:
-    """Return the LSN up to which the log and the server's timeline have the same history.
-
-    The history of the server's timeline names its ancestors, each with the LSN at which it was left. The log's epochs name the
-    timelines that it followed. It left one at the latest where the first epoch on the next one starts. What came before the last
-    gap does not count, because the tables were copied since. Timelines from before pg_upgrade are another server's.
-    """
-    left_at = dict(prepared.timeline_history)
-    breaks = [number for number, epoch in enumerate(epochs) if epoch.is_break]
-    epochs = epochs[breaks[-1] :] if breaks else epochs
-    common = 0
-    for number, epoch in enumerate(epochs):
-        end = left_at.get(epoch.timeline)
-        if end is None:
-            return common
-        following = epochs[number + 1] if number + 1 < len(epochs) else None
-        parted = parted_lsn(epoch.timeline, epoch.timeline_began_lsn, prepared)
-        if parted is not None and (following is None or parted < following.start_lsn):
-            return parted
-        if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:
-            return end
-        common = end if following is None else following.start_lsn
-    return common
 
 
 def gone_back(log: Log, prepared: Prepared, cause: str, now: float) -> Gap:

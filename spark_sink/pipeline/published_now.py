@@ -1,7 +1,8 @@
 """Asks the log's server which tables are published now, for `spark_sink.schema.catalog_answers`: ``describe`` of a pipeline.
 
-The pipeline takes an answer for newer than the log. So an answer counts only if it comes from the server and the timeline of the
-log's last epoch. With several hosts, the connection may come to an old primary, or to a standby that lags.
+The pipeline takes an answer for newer than the log. So an answer counts only if its server has all changes of the log: it is the
+one of the log's last epoch, or was promoted with them. With several hosts, the connection may come to an old primary, or to a
+standby that lags.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cdcpipe.retry import RetryPolicy
 from spark_sink.client.failure import error_of
 from spark_sink.client.prepare import Prepared, ask_published
 from spark_sink.staging.log import list_epochs, log_end
-from spark_sink.staging.same_source import is_elsewhere
+from spark_sink.staging.same_source import common_history_lsn, is_elsewhere
 
 if TYPE_CHECKING:
     import threading
@@ -29,9 +30,13 @@ __all__ = ["PublishedNow"]
 _RECONNECT = RetryPolicy(within_s=60.0, first_pause_s=1.0)
 """A server that is asked for its tables may be restarting."""
 _NEEDED = RetryPolicy(within_s=600.0, first_pause_s=1.0)
-"""With masks, nothing can be written without the answer. So a failover may take longer."""
+"""With masks, nothing can be written without the answer. So a failover may take longer.
+
+After one that has lost changes, the launcher has to find the gap first. It may take minutes to notice that the old primary is dead.
+"""
 
 _REACHED = "start again once the server of the log can be reached"
+_PROMOTED = "start again: run then begins to read from the server that was promoted"
 
 _AWAY = (ExitCode.INIT_FAILED, ExitCode.PG_CLOSED, ExitCode.PG_ERROR)
 
@@ -49,13 +54,16 @@ class PublishedNow:
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables. Waits for a server that is away: it may be restarting, or another one is being promoted."""
-        began, failures, policy = time.monotonic(), 0, _NEEDED if self.with_parts else _RECONNECT
+        began, failures = time.monotonic(), 0
         try:
             while True:
                 try:
                     return self._ask().tables
                 except CdcpipeError as ex:
                     failures += 1
+                    # With available_now the launcher may have ended already. Then nobody finds the gap.
+                    is_found_later = isinstance(ex, _LostTailError) and not self._config.available_now
+                    policy = _NEEDED if self.with_parts or is_found_later else _RECONNECT
                     pause_s = policy.pause_s(failures, time.monotonic() - began) if ex.exit_code in _AWAY else None
                     if pause_s is None:
                         is_gone = isinstance(ex, UnreachableError | ConnectionClosedError)
@@ -71,8 +79,8 @@ class PublishedNow:
             raise
 
     def _ask(self) -> Prepared:
-        """Return the answer of the log's server. Raises InitError if another server has answered."""
-        # A standby may lag behind the log. A primary that was promoted without the log's last changes is behind it for good reason.
+        """Return the answer of a server that has all changes of the log. Raises InitError if another server has answered."""
+        # A standby may lag behind the log. A primary of its timeline does not: what it lacks, it has lost, and the log says so.
         end = log_end(self._config.staging)
         answer = ask_published(self._config, self._stopping.is_set, parts=self.with_parts)
         if answer.code != ExitCode.SUCCESS:
@@ -82,9 +90,17 @@ class PublishedNow:
         if epochs and is_elsewhere(epochs[-1], found):
             theirs = f"timeline {found.timeline} of system {found.system_id}"
             ours = f"timeline {epochs[-1].timeline} of system {epochs[-1].system_id}"
-            raise InitError(f"{who} is on {theirs}; the log is of {ours}", hint=_REACHED)
+            said = f"{who} is on {theirs}; the log is of {ours}"
+            if found.system_id != epochs[-1].system_id or found.timeline <= epochs[-1].timeline:
+                raise InitError(said, hint=_REACHED)
+            if end is not None and common_history_lsn(epochs, found) < end.lsn:
+                raise _LostTailError(f"{said}, and has changes that this server never had", hint=_PROMOTED)
         if found.is_standby and end is not None and found.wal_lsn < end.lsn:
             raise InitError(
                 f"{who} is a standby at {found.wal_lsn}, behind the log, which ends at {format_lsn(end.lsn)}", hint=_REACHED
             )
         return found
+
+
+class _LostTailError(InitError):
+    """The server was promoted without the last changes of the log: a gap, which the launcher has not found yet."""

@@ -8,12 +8,21 @@ from cdcpipe.sql import quote_identifier
 from spark_sink.staging.log import OtherSourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from spark_sink.staging.log import Epoch
 
-__all__ = ["OTHER_HINT", "Server", "check_source", "check_timeline", "is_elsewhere", "parted_lsn", "upgrade_hint"]
+__all__ = [
+    "OTHER_HINT",
+    "Server",
+    "check_source",
+    "check_timeline",
+    "common_history_lsn",
+    "is_elsewhere",
+    "parted_lsn",
+    "upgrade_hint",
+]
 
 OTHER_HINT = "give each slot its own --staging directory and its own warehouse, or connect to the server and slot of this directory"
 
@@ -29,6 +38,11 @@ class Server(Protocol):
     @property
     def timeline(self) -> int:
         """The timeline that it writes or, a standby, follows."""
+        ...
+
+    @property
+    def timeline_history(self) -> Sequence[tuple[int, int]]:
+        """Its earlier timelines, in order: each with the LSN at which it was left."""
         ...
 
     @property
@@ -96,3 +110,28 @@ def is_elsewhere(epoch: Epoch, server: Server) -> bool:
     """Tell whether the server is another one than that of ``epoch``, or on another timeline. Positions mean other changes there."""
     is_same = (server.system_id, server.timeline) == (epoch.system_id, epoch.timeline)
     return not is_same or parted_lsn(epoch.timeline, epoch.timeline_began_lsn, server) is not None
+
+
+def common_history_lsn(epochs: Sequence[Epoch], server: Server) -> int:
+    """Return the LSN up to which the log and the server's timeline, a later one than the log's, have the same history.
+
+    The history of the server's timeline names its ancestors, each with the LSN at which it was left. The log's epochs name the
+    timelines that it followed. It left one at the latest where the first epoch on the next one starts. What came before the last
+    gap does not count, because the tables were copied since. Timelines from before pg_upgrade are another server's.
+    """
+    left_at = dict(server.timeline_history)
+    breaks = [number for number, epoch in enumerate(epochs) if epoch.is_break]
+    epochs = epochs[breaks[-1] :] if breaks else epochs
+    common = 0
+    for number, epoch in enumerate(epochs):
+        end = left_at.get(epoch.timeline)
+        if end is None:
+            return common
+        following = epochs[number + 1] if number + 1 < len(epochs) else None
+        parted = parted_lsn(epoch.timeline, epoch.timeline_began_lsn, server)
+        if parted is not None and (following is None or parted < following.start_lsn):
+            return parted
+        if following is not None and following.timeline != epoch.timeline and end < following.start_lsn:
+            return end
+        common = end if following is None else following.start_lsn
+    return common

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from spark_sink.pipeline.published_now import PublishedNow
 from support.staged import make_epoch
 
 OLD_PRIMARY = {"timeline": 1}
+PROMOTED = {"timeline": 3, "timeline_history": [{"timeline": 1, "end_lsn": "0/200"}, {"timeline": 2, "end_lsn": "0/300"}]}
+LOST_TAIL = {"timeline": 3, "timeline_history": [{"timeline": 1, "end_lsn": "0/200"}, {"timeline": 2, "end_lsn": "0/2FF"}]}
 LAGGING = {"wal_lsn": "0/2FF", "is_standby": True}
 
 
@@ -76,10 +79,28 @@ def test_the_error_names_the_server_that_answers(
     assert caught.value.message == f"tables that are new or have changed could not be looked up: the server at db2, {reason}"
 
 
-@pytest.mark.parametrize("here", [{"is_standby": True}, {"wal_lsn": "0/2FF"}])
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_server_that_was_promoted_without_the_end_of_the_log_is_waited_for_while_the_launcher_runs(
+    published: PublishedNow, monkeypatch: pytest.MonkeyPatch, *, available_now: bool
+) -> None:
+    """The launcher may take minutes to notice that the old primary is dead. The error told to wait for that server."""
+    monkeypatch.setattr(published_now, "_NEEDED", RetryPolicy(attempts=5))
+    published._config = replace(published._config, available_now=available_now)
+    left = answering(monkeypatch, *[answer(**LOST_TAIL)] * 4, answer())
+    if not available_now:
+        assert [each["name"] for each in published.describe()] == ["t"]
+        return
+    with pytest.raises(CdcpipeError, match="and has changes that this server never had") as caught:
+        published.describe()
+    assert caught.value.hint == "start again: run then begins to read from the server that was promoted; nothing is lost"
+    assert len(left) == 2
+
+
+@pytest.mark.parametrize("here", [{"is_standby": True}, {"wal_lsn": "0/2FF"}, PROMOTED])
 def test_a_standby_that_has_the_log_counts_and_so_does_a_primary_that_lost_its_end(
     published: PublishedNow, here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server that was promoted with the whole log was waited for in vain once the launcher of --available-now had ended."""
     answering(monkeypatch, answer(**here))
     assert [each["name"] for each in published.describe()] == ["t"]
 
