@@ -23,6 +23,7 @@ __all__ = [
     "generated_of_identity",
     "has_deferrable_key",
     "has_identity",
+    "has_key_without_generated",
     "identity_of",
     "is_identity_index",
     "key_numbers",
@@ -352,3 +353,12 @@ def generated_of_identity(relation: str) -> str:
 def has_identity(relation: str) -> str:
     """Return a condition that is true if each row of the table has a replica identity; ``relation`` is an alias of pg_class."""
     return f"({relation}.relreplident = 'f' OR EXISTS (SELECT FROM pg_catalog.pg_index i WHERE {is_identity_index('i', relation)}))"
+
+
+def has_key_without_generated(relation: str) -> str:
+    """Return a condition that is true if the table has a primary key that is not deferrable, and without generated columns."""
+    return (
+        f"EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = {relation}.oid AND i.indisprimary AND i.indimmediate"
+        f" AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute g WHERE g.attrelid = {relation}.oid AND g.attgenerated <> ''"
+        f" AND g.attnum = ANY ({key_numbers('i')})))"
+    )

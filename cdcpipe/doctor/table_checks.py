@@ -18,8 +18,10 @@ from cdcpipe.doctor.identity_fixes import (
     takes_full,
     without_generated,
 )
-from cdcpipe.publishing import FULL, companion_name, own
+from cdcpipe.errors import InitError
+from cdcpipe.publishing import FULL, INSERT_ONLY, companion_name, own
 from cdcpipe.replication.new_publications import contents, identity_statements
+from cdcpipe.replication.selection import check_identities
 from cdcpipe.replication.tables import grants
 from cdcpipe.sql import quote_identifier, quote_table
 from cdcpipe.units import few, format_size, listed
@@ -62,8 +64,11 @@ def publications(facts: Facts) -> Iterator[Verdict]:
             yield error(f"{what} is not there", reason, f"let an administrator run {_create_publication(facts, name)}")
         else:
             yield ok(f"{what} is not there: -c makes it")
-    if facts.selection_problem is not None:
-        yield error(facts.selection_problem.message, "-c can't create the publication", facts.selection_problem.hint or "")
+    problem = facts.selection_problem
+    if problem is None and asked.create and asked.new.keyless == INSERT_ONLY:  # otherwise `identity` and `generated` say it
+        problem = next(filter(None, (_refusal(facts, name) for name in own(asked.publications) if name not in existing)), None)
+    if problem is not None:
+        yield error(problem.message, "-c can't create the publication", problem.hint or "")
 
 
 def _is_up_to_service(facts: Facts) -> bool:
@@ -83,6 +88,16 @@ def _cannot_create(facts: Facts) -> str | None:
         return f"a publication of all tables takes a superuser, which {role.name} is not"
     foreign = [table.full_name for table in facts.selection.tables if not table.is_owned]
     return f"{role.name} does not own {listed(foreign)}" if foreign else None
+
+
+def _refusal(facts: Facts, name: str) -> InitError | None:
+    """Return the error with which ``-c`` refuses to create the publication because of replica identities; None if it does not."""
+    try:
+        if facts.selection is not None:
+            check_identities(name, facts.selection, facts.asked.new.keyless)
+    except InitError as ex:
+        return ex
+    return None
 
 
 def _create_publication(facts: Facts, name: str) -> str:

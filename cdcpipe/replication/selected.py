@@ -31,6 +31,8 @@ class Selected:
     is_owned: bool
     lacking: tuple[tuple[str, str], ...]
     generated: tuple[tuple[str, str], ...] = ()
+    has_better_key: bool = False
+    """Whether one of ``generated`` has a primary key with which the server would take the commands, if it were the identity."""
     columns: Mapping[str, int] | None = None
     """With a column list: the published columns, with their numbers in pg_attribute."""
 
@@ -76,3 +78,8 @@ class Selection:
     def with_generated_identity(self) -> list[str]:
         """The names of the tables that have generated columns in a replica identity."""
         return [each.full_name for each in self.tables if each.has_generated_identity]
+
+    @property
+    def with_better_key(self) -> list[str]:
+        """The names of the tables with generated columns in a replica identity, and a primary key without any."""
+        return [each.full_name for each in self.tables if each.has_better_key]

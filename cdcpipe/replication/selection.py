@@ -17,7 +17,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdcpipe.catalog_sql import FIRST_USER_OID, GENERATED_COLUMNS_SINCE, generated_of_identity, has_identity, leaves_of
+from cdcpipe.catalog_sql import (
+    FIRST_USER_OID,
+    GENERATED_COLUMNS_SINCE,
+    generated_of_identity,
+    has_identity,
+    has_key_without_generated,
+    leaves_of,
+)
 from cdcpipe.errors import InitError
 from cdcpipe.libpq.connection import Connection
 from cdcpipe.publishing import FULL, INSERT_ONLY, NewPublication, TablePattern
@@ -39,12 +46,14 @@ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't' AND c.o
 
 _FACTS: Final = f"""
 SELECT c.oid::int8, pg_catalog.pg_has_role(c.relowner, 'USAGE'), leaf.count, leaf.lacking::text, leaf.generated::text,
-    c.relkind = 'r' AND c.relhassubclass
+    leaf.has_better_key, c.relkind = 'r' AND c.relhassubclass
 FROM pg_catalog.pg_class c CROSS JOIN LATERAL (
     SELECT count(*) AS count, json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
         FILTER (WHERE l.relpersistence = 'p' AND NOT {has_identity("l")}) AS lacking,
         json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
-        FILTER (WHERE l.relpersistence = 'p' AND {{generated_matter}} AND EXISTS {generated_of_identity("l")}) AS generated
+        FILTER (WHERE l.relpersistence = 'p' AND {{generated_matter}} AND EXISTS {generated_of_identity("l")}) AS generated,
+        bool_or({{generated_matter}} AND {has_identity("l")} AND EXISTS {generated_of_identity("l")}
+        AND {has_key_without_generated("l")}) FILTER (WHERE l.relpersistence = 'p') AS has_better_key
     FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace s ON s.oid = l.relnamespace WHERE l.oid IN {leaves_of("c.oid")}) leaf
 WHERE c.oid IN ({{oids}})
 """
@@ -179,10 +188,11 @@ def _facts(connection: Connection, chosen: Sequence[_Candidate]) -> tuple[Select
             is_owned=is_owned == "t",
             lacking=tuple((schema, name) for schema, name in json.loads(lacking or "[]")),
             generated=tuple((schema, name) for schema, name in json.loads(generated or "[]")),
+            has_better_key=has_better_key == "t",
         )
         for each in chosen
         if each.relation_id in facts  # it was dropped between the two questions
-        for is_owned, count, lacking, generated, has_heirs in [facts[each.relation_id]]
+        for is_owned, count, lacking, generated, has_better_key, has_heirs in [facts[each.relation_id]]
     )
 
 
@@ -199,8 +209,19 @@ def check_owned(connection: Connection, selection: Selection) -> None:
 
 
 def check_identities(name: str, selection: Selection, keyless: str) -> None:
-    """Raise InitError if the server would refuse UPDATE and DELETE on some tables once they are published with ``--keyless``."""
+    """Raise InitError if the server would refuse UPDATE and DELETE on some tables once they are published with ``--keyless``.
+
+    With insert-only it refuses none. But a table with a key has a replica in Spark, which would then never get them.
+    """
     if keyless == INSERT_ONLY:
+        if selection.with_better_key:
+            raise InitError(
+                f"publication {name!r} is not created, because --keyless insert-only would publish only INSERT and TRUNCATE of"
+                " tables that have a primary key, but another replica identity, with generated columns (REPLICA IDENTITY FULL has"
+                f" all columns): {few(selection.with_better_key)}",
+                hint="let the primary key be their replica identity (ALTER TABLE … REPLICA IDENTITY DEFAULT); or leave them out"
+                " (--exclude-table SCHEMA.NAME, with * for any characters)",
+            )
         return
     refusal = f"publication {name!r} is not created, because the server would then refuse every UPDATE and DELETE on tables"
     with_full = [each.full_name for each in selection.tables if each.generated]
@@ -210,7 +231,7 @@ def check_identities(name: str, selection: Selection, keyless: str) -> None:
             f" (REPLICA IDENTITY FULL has all columns): {few(generated)}",
             hint="let another key without generated columns be their replica identity (ALTER TABLE … REPLICA IDENTITY DEFAULT"
             " for the primary key, or USING INDEX for a unique index); or leave them out (--exclude-table SCHEMA.NAME, with * for"
-            " any characters), or publish their INSERT and TRUNCATE alone (--keyless insert-only)",
+            " any characters), or without such a primary key, publish their INSERT and TRUNCATE alone (--keyless insert-only)",
         )
     if selection.lacking and keyless != FULL:
         without_full = [each.full_name for each in selection.tables if each.lacking and not each.takes_full]

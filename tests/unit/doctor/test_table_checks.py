@@ -51,6 +51,15 @@ def test_publications_that_are_made(role: Role, selection: Selection, expected: 
     judge(table_checks.publications, facts(asked=NEW, role=role, selection=selection, publications=()), expected)
 
 
+def test_what_c_refuses_with_insert_only() -> None:
+    """No other check says it: nothing is refused of a table whose INSERT alone is published."""
+    asked = replace(NEW, new=NewPublication.of(keyless="insert-only"))
+    keyed = replace(MINE, generated=(("public", "t"),), has_better_key=True)
+    for made, expected in (MINE, []), (keyed, ["error tables that have a primary key … public.t … REPLICA IDENTITY DEFAULT"]):
+        looked = facts(asked=asked, selection=Selection((made,), is_all=False), publications=())
+        judge(table_checks.publications, looked, "ok -c makes it", *expected)
+
+
 def test_publications_of_all_tables_on_a_managed_service() -> None:
     on_rds = facts(asked=NEW, service_roles=("rds_superuser",), selection=Selection((), is_all=True), publications=())
     judge(table_checks.publications, on_rds, "warning managed services … --table SCHEMA.NAME")
