@@ -61,7 +61,7 @@ def publications(facts: Facts) -> Iterator[Verdict]:
                 "if the server refuses it: name tables of yours (--table SCHEMA.NAME, or --table 'SCHEMA.*')",
             )
         elif reason := _cannot_create(facts):
-            yield error(f"{what} is not there", reason, f"let an administrator run {_create_publication(facts, name)}")
+            yield error(f"{what} is not there", reason, _create_publication(facts, name, "let an administrator run "))
         else:
             yield ok(f"{what} is not there: -c makes it")
     problem = facts.selection_problem
@@ -100,12 +100,15 @@ def _refusal(facts: Facts, name: str) -> InitError | None:
     return None
 
 
-def _create_publication(facts: Facts, name: str) -> str:
+def _create_publication(facts: Facts, name: str, who: str = "") -> str:
+    """Return the SQL that creates the publication, after ``who``; other words if the server would then refuse commands."""
+    if (refusal := _refusal(facts, name)) is not None:
+        return f"first mend why -c would not create it: {refusal.message}"
     if facts.selection is None:
         what = "FOR ALL TABLES" if facts.asked.new.is_all else "FOR TABLE …"
-        return f"CREATE PUBLICATION {quote_identifier(name)} {what}"
+        return f"{who}CREATE PUBLICATION {quote_identifier(name)} {what}"
     wanted = facts.asked.new
-    return "; ".join(
+    return who + "; ".join(
         (
             *identity_statements(facts.selection, wanted),
             *(each.statement for each in contents(name, facts.selection, wanted)),

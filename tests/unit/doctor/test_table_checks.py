@@ -51,6 +51,19 @@ def test_publications_that_are_made(role: Role, selection: Selection, expected: 
     judge(table_checks.publications, facts(asked=NEW, role=role, selection=selection, publications=()), expected)
 
 
+@pytest.mark.parametrize(("keyless", "is_refused"), [("refuse", True), ("full", True), ("insert-only", False)])
+def test_no_sql_for_an_administrator_makes_the_server_refuse_commands(keyless: str, *, is_refused: bool) -> None:
+    """With REPLICA IDENTITY FULL, which has the generated column, each UPDATE of the applications failed."""
+    lacking = replace(MINE, lacking=(("public", "t"),), generated=(("public", "t"),))
+    asked = replace(NEW, new=NewPublication.of(keyless=keyless))
+    role = replace(ROLE, can_create=False)
+    looked = facts(asked=asked, role=role, selection=Selection((lacking,), is_all=False), publications=())
+    expected = "first mend … refuse every UPDATE and DELETE … public.t" if is_refused else "an administrator run CREATE PUBLICATION"
+    judge(table_checks.publications, looked, f"error … {expected}")
+    existing_slot = facts(selection=looked.selection, publications=())
+    judge(table_checks.publications, existing_slot, "error not there … first mend … refuse every UPDATE and DELETE … public.t")
+
+
 def test_what_c_refuses_with_insert_only() -> None:
     """No other check says it: nothing is refused of a table whose INSERT alone is published."""
     asked = replace(NEW, new=NewPublication.of(keyless="insert-only"))
