@@ -149,15 +149,17 @@ def _publish(facts: Facts, publication: Publication, missing: Sequence[str]) -> 
 def _refusing(facts: Facts, publication: Publication) -> list[str]:
     """Return the tables on which the server would refuse commands if the publication had UPDATE and DELETE.
 
-    It is not known which table is in which publication. So a table that another one publishes may be named, too. Only those of
-    ``--keyless insert-only`` are known to be in the companion.
+    It is not known which table is in which publication. So a table that another one publishes may be named, too. Only tables
+    without a replica identity are known to be in the companion, if there is one.
     """
     everything = frozenset(_NOT_PUBLISHED)
     has_companion = companion_name(publication.name) in {each.name for each in facts.publications}
     lacking = [
         table
-        for table in (() if has_companion else facts.tables)
-        if table.published.unpublished_generated or any(each.identity is None for each in table.partitions)
+        for table in facts.tables
+        for identities in [[each.identity for each in table.partitions]]
+        if (None in identities and not has_companion)
+        or (table.published.unpublished_generated and any(each is not None for each in identities))
     ]
     then = replace(
         facts,

@@ -120,6 +120,9 @@ def test_operations_of_tables_without_a_key() -> None:
     judge(check, replace(mine, tables=(table(),)), "warning … ALTER PUBLICATION")
     generated = table(published={"unpublished_generated": ("g",)})
     judge(check, replace(mine, tables=(generated,)), "warning … first give public.t")
+    # One that has a replica identity may be in the first publication, also if there is a companion.
+    both = replace(given, publications=(replace(PUBLICATION, operations=keyless), companion), tables=(generated, log))
+    judge(check, both, "warning leaves out update, delete … first give public.t a replica identity", "ok tables without a key")
     id_left_out = Restriction("p", "public", "t", keyless, ("v",), None, table().partitions)
     judge(check, replace(mine, tables=(table(),), restrictions=(id_left_out,)), "warning … first give public.t")
 
