@@ -57,6 +57,8 @@ def together(root: Path, table_format: str, staging: Path, slot: str) -> Iterato
     except CdcpipeError as ex:
         yield error(ex.message, _WHY, ex.hint or "give the directories of this slot")
         return
+    except OSError:  # such as a directory of another user: the checks of the directories say so
+        return
     if tables is None:
         yield ok(f"{house.name} and {staging} {'belong together' if house.exists else 'can be used together'}")
     else:
@@ -75,7 +77,10 @@ def begin(
 
     With ``--snapshot`` the user has said what the tables begin with.
     """
-    if creates_slot or snapshot is not None or not server.get("slot_exists") or Warehouse(root, table_format).exists:
+    try:
+        if creates_slot or snapshot is not None or not server.get("slot_exists") or Warehouse(root, table_format).exists:
+            return
+    except OSError:  # as in `together`
         return
     yield warning(
         "the warehouse is new, and the slot is not",
@@ -146,6 +151,8 @@ def gone_back(staging: Path) -> Iterator[Verdict]:
             yield error(refused.message, _REFUSED, refused.hint or "")
     except CdcpipeError as ex:
         yield error(ex.message, _REFUSED, ex.hint or "")
+    except OSError:  # as in `together`
+        return
 
 
 def without_making(findings: Iterable[Finding], known: Begun | None, server: Mapping[str, Any]) -> Iterator[Finding]:

@@ -209,6 +209,21 @@ def test_the_doctor_says_the_same(made: Path) -> None:
     assert new.message.endswith("can be used together")
 
 
+def test_the_doctor_reports_the_rest_where_it_may_read_nothing(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline has another user: there was an unexpected PermissionError, and no report."""
+
+    def refuse(path: Path, *_: Any) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("spark_sink.files.local.open_file", refuse)
+    staging, root = made / "staging", made / "warehouse"
+    assert list(doctor.together(root, "delta", staging, "s")) == list(doctor.gone_back(staging)) == []
+    assert list(doctor.begin(root, "delta", {"slot_exists": True}, creates_slot=False, snapshot=None)) == []
+    known = doctor.begun(staging, root, "delta")
+    assert known is not None
+    assert not known.is_certain
+
+
 def test_the_doctor_does_not_approve_of_tables_whose_log_is_lost(made: Path) -> None:
     """It does not compare them with the slot, and run refuses to start if the slot is beyond them."""
     shutil.rmtree(made / "staging")
