@@ -56,6 +56,7 @@ __all__ = [
     "FedTables",
     "Log",
     "Verdict",
+    "awaited_gap",
     "check_tables",
     "gap_error",
     "gone_back",
@@ -169,17 +170,7 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
     is_new_timeline = branch_lsn is not None
     if branch_lsn is not None:
         if branch_lsn < known_lsn:
-            is_same = prepared.timeline == last.timeline
-            theirs = f"another server's timeline {last.timeline}" if is_same else f"timeline {last.timeline}"
-            has = f"the log has changes of {theirs} up to" if branch_lsn < log.end_lsn else f"a table was copied on {theirs} at"
-            gap = Gap(
-                min(branch_lsn, right_lsn),
-                f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}, but {has}"
-                f" {format_lsn(known_lsn)}: the server that was promoted or restored never had these",
-                log.account.time,
-                now,
-                is_divergence=True,
-            )
+            gap = _diverged(log, prepared, branch_lsn, now)
             return Verdict(gap, gap.after_lsn, resume_lsn=resume_lsn)
         right_lsn, resume_lsn = min(right_lsn, branch_lsn), common_lsn  # the copies are of what both timelines have
     account_lsn = right_lsn if right_lsn < log.account.lsn else None
@@ -202,6 +193,31 @@ def judge(log: Log, prepared: Prepared, accepted_system_id: str | None, now: flo
         gap = Gap(right_lsn, cause, log.account.time, now, is_divergence=confirmed < resume_lsn)
         return Verdict(gap, account_lsn, resume_lsn=resume_lsn)
     return Verdict(account_lsn=account_lsn, is_new_timeline=is_new_timeline)
+
+
+def _diverged(log: Log, prepared: Prepared, branch_lsn: int, now: float) -> Gap:
+    """Return the gap on a timeline that branched off the log's last one at ``branch_lsn``, before its end or the newest copy."""
+    last, known_lsn = log.epochs[-1], max(log.end_lsn, log.copied_lsn)
+    is_same = prepared.timeline == last.timeline
+    theirs = f"another server's timeline {last.timeline}" if is_same else f"timeline {last.timeline}"
+    said = f"timeline {prepared.timeline} branched off at {format_lsn(branch_lsn)}"
+    gap = Gap(min(branch_lsn, log.account.lsn), "", log.account.time, now, is_divergence=True)
+    awaited = awaited_gap(log.epochs, log.end_lsn)
+    if awaited is not None and log.copied_lsn < log.end_lsn:  # what the log has before its end is lost already, with that gap
+        cause = f"{said}, before {format_lsn(log.end_lsn)}, after which nothing has come from {theirs} yet. Before, {awaited.cause}"
+        return replace(gap, cause=cause, lost=awaited.lost if branch_lsn >= awaited.after_lsn else None)
+    has = f"the log has changes of {theirs} up to" if branch_lsn < log.end_lsn else f"a table was copied on {theirs} at"
+    cause = f"{said}, but {has} {format_lsn(known_lsn)}: the server that was promoted or restored never had these"
+    return replace(gap, cause=cause)
+
+
+def awaited_gap(epochs: Sequence[Epoch], end_lsn: int) -> Gap | None:
+    """Return the gap of changes that never happened, at the end of the log: the server's WAL may still be before it. None if none.
+
+    Each start begins an epoch. So the one with the gap is not the last one after a start during the wait.
+    """
+    found = [epoch.gap for epoch in epochs if epoch.start_lsn == end_lsn and epoch.gap is not None and epoch.gap.is_divergence]
+    return found[-1] if found else None
 
 
 def _judge_other_server(log: Log, prepared: Prepared, resume_lsn: int, now: float) -> Verdict:

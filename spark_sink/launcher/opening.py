@@ -20,6 +20,7 @@ from spark_sink.launcher.continuity import (
     FedTables,
     Log,
     Verdict,
+    awaited_gap,
     check_tables,
     gap_error,
     gone_back,
@@ -188,11 +189,7 @@ class Opening:
     def _resume_lsn(self) -> int:
         """Return the end of the log if its last changes never happened on this server, and nothing has come since; else 0."""
         epochs, end = list_epochs(self._config.staging), log_end(self._config.staging)
-        if end is None:
-            return 0
-        # Each start begins an epoch. So the one with the gap is not the last one after a start during the wait.
-        gaps = [epoch.gap for epoch in epochs if epoch.start_lsn == end.lsn and epoch.gap is not None]
-        return end.lsn if any(gap.is_divergence for gap in gaps) else 0
+        return 0 if end is None or awaited_gap(epochs, end.lsn) is None else end.lsn
 
     def _prepare(self) -> Prepared | None:
         """Start streamers until one has prepared the slot; return None if asked to stop.

@@ -62,6 +62,27 @@ def test_the_cause_names_a_new_slot_and_an_older_copy():
     assert "older copy" in older.cause
 
 
+def test_another_promotion_before_anything_has_come_loses_nothing_more():
+    """The cause was that the log had changes of timeline 2. It had none: its end is that of timeline 1's, lost before."""
+    lost = LostChanges(3, {}, 0x500)
+    first = Gap(0x400, "timeline 2 branched off at 0/400, but the log has changes", 1.0, 2.0, is_divergence=True, lost=lost)
+    after = [EPOCH, replace(EPOCH, number=2, timeline=2, start_lsn=0x500, gap=first)]
+    after.append(replace(after[1], number=3, gap=None))  # the next start
+    third = {"timeline": 3, "timeline_history": ((1, 0x400), (2, 0x450))}
+    found = judged(replace(LOG, epochs=after), **third).gap
+    assert found is not None
+    begins = "timeline 3 branched off at 0/450, before 0/500, after which nothing has come from timeline 2 yet. Before, timeline 2 "
+    assert (found.cause.startswith(begins), found.lost, found.after_lsn) == (True, lost, 0x450)
+    below = judged(replace(LOG, epochs=after), timeline=3, timeline_history=((1, 0x400), (2, 0x350))).gap
+    assert below is not None
+    assert (below.lost, below.after_lsn) == (None, 0x350)  # more is lost, and has to be counted
+    # A change from timeline 2, or a copy, is lost.
+    for log in replace(LOG, epochs=after, end_lsn=0x550), replace(LOG, epochs=after, copied_lsn=0x510):
+        found = judged(log, **third).gap
+        assert found is not None
+        assert (" on timeline 2 " in found.cause or "changes of timeline 2 " in found.cause, found.lost) == (True, None)
+
+
 def test_tables_beyond_the_log_are_a_gap_also_if_the_slot_is_not():
     """Server and staging directory were restored from one older copy. The tables have changes that never happened there."""
     log = replace(LOG, tables=TABLES)
