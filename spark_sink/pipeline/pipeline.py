@@ -376,8 +376,8 @@ class Pipeline(Startable):
 
     def _begin(self) -> None:
         stream = self._stream()
-        self._end = log_end(self.staging)
         try:
+            self._end = log_end(self.staging)
             self.query = stream.trigger(availableNow=True).start() if self._available_now else self._pace.start(self.spark, stream)
             for rounds in self._rounds:
                 rounds.start()

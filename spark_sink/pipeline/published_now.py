@@ -61,8 +61,9 @@ class PublishedNow:
                     return self._ask().tables
                 except CdcpipeError as ex:
                     failures += 1
-                    # With available_now the launcher may have ended already. Then nobody finds the gap.
-                    is_found_later = isinstance(ex, _LostTailError) and not self._config.available_now
+                    # With on_gap "stop" the launcher ends at the gap. With available_now it may have ended already.
+                    is_found_later = isinstance(ex, _LostTailError) and self._config.on_gap == "resnapshot"
+                    is_found_later = is_found_later and not self._config.available_now
                     policy = _NEEDED if self.with_parts or is_found_later else _RECONNECT
                     pause_s = policy.pause_s(failures, time.monotonic() - began) if ex.exit_code in _AWAY else None
                     if pause_s is None:

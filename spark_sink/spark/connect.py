@@ -28,7 +28,11 @@ def refuse(spark: SparkSession) -> None:
 def refuse_chosen() -> None:
     """Raise InitError if the environment makes pyspark choose Spark Connect for a new session. Never shows a value."""
     chosen = [name for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED") if name in os.environ]
-    chosen += [name for name, word in (("SPARK_API_MODE", "connect"), ("SPARK_CONNECT_MODE", "1")) if os.environ.get(name) == word]
+    mode = os.environ.get("SPARK_API_MODE", "").lower()
+    if mode == "connect":
+        chosen.append("SPARK_API_MODE")
+    elif mode != "classic" and os.environ.get("SPARK_CONNECT_MODE") == "1":
+        chosen.append("SPARK_CONNECT_MODE")
     if chosen:
         raise InitError(
             f"{chosen[0]} is set: a new Spark session would be one of Spark Connect, and cdcpipe needs Spark in this process",

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
-from math import ceil
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -237,9 +236,9 @@ def _copies_since(house: Warehouse, since: datetime) -> list[int]:
     The rows of a copy from a standby have the commit time of the last transaction there. If the primary is quiet, this may be days
     before the copy. A time that is yet to come does not count: this machine's clock was ahead during the copy.
     """
-    versions, soon = chain.from_iterable(house.all_versions().values()), datetime.now(UTC) + _MUCH_AHEAD
-    recent = range(ceil(since.timestamp()), int(soon.timestamp()))
-    return [each.end_lsn for each in versions if each.copied_at in recent]
+    begin, end = since.timestamp(), (datetime.now(UTC) + _MUCH_AHEAD).timestamp()
+    versions = chain.from_iterable(house.all_versions().values())
+    return [each.end_lsn for each in versions if each.copied_at is not None and begin <= each.copied_at < end]
 
 
 _warned: set[str] = set()

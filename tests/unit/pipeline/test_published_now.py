@@ -79,15 +79,15 @@ def test_the_error_names_the_server_that_answers(
     assert caught.value.message == f"tables that are new or have changed could not be looked up: the server at db2, {reason}"
 
 
-@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize(("on_gap", "available_now"), [("resnapshot", False), ("resnapshot", True), ("stop", False)])
 def test_a_server_that_was_promoted_without_the_end_of_the_log_is_waited_for_while_the_launcher_runs(
-    published: PublishedNow, monkeypatch: pytest.MonkeyPatch, *, available_now: bool
+    published: PublishedNow, monkeypatch: pytest.MonkeyPatch, on_gap: Any, *, available_now: bool
 ) -> None:
     """The launcher may take minutes to notice that the old primary is dead. The error told to wait for that server."""
     monkeypatch.setattr(published_now, "_NEEDED", RetryPolicy(attempts=5))
-    published._config = replace(published._config, available_now=available_now)
+    published._config = replace(published._config, on_gap=on_gap, available_now=available_now)
     left = answering(monkeypatch, *[answer(**LOST_TAIL)] * 4, answer())
-    if not available_now:
+    if on_gap == "resnapshot" and not available_now:
         assert [each["name"] for each in published.describe()] == ["t"]
         return
     with pytest.raises(CdcpipeError, match="and has changes that this server never had") as caught:

@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from cdcpipe.errors import InitError
-from spark_sink.spark import given, java_home, jvm, secret_settings, session, shared
+from spark_sink.spark import connect, given, java_home, jvm, secret_settings, session, shared
 from spark_sink.spark.existing import existing
 from support.given_sessions import given_session
 from support.waiting import DEADLINE_S
@@ -44,7 +44,7 @@ def test_a_session_of_spark_connect_is_refused() -> None:
     [
         ("SPARK_REMOTE", "sc://example.org:443/;token=S3CRET"),
         ("SPARK_CONNECT_MODE_ENABLED", "1"),
-        ("SPARK_API_MODE", "connect"),
+        ("SPARK_API_MODE", "Connect"),
         ("SPARK_CONNECT_MODE", "1"),
     ],
 )
@@ -57,6 +57,12 @@ def test_an_environment_that_chooses_spark_connect_is_refused_before_spark_start
     with pytest.raises(InitError, match=f"{name} is set") as raised:
         given.take(None, "parquet", {})
     assert raised.value.hint == f"unset {name}, and start the program again"
+
+
+def test_the_classic_mode_wins_over_the_default_of_pyspark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_MODE", "1")
+    monkeypatch.setenv("SPARK_API_MODE", "classic")
+    connect.refuse_chosen()
 
 
 def test_a_session_that_was_stopped_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
