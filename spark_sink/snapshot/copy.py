@@ -122,7 +122,8 @@ class Snapshot:
         self._spark: SparkSession | None = None
         self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
         self._jobs = Jobs("snapshot")
-        self._tables_lock = TableLock(warehouse.local_root(config.staging), lambda: self._stopping)
+        self._tables_lock: TableLock | None = None
+        """Made by `start`. With a warehouse in an object store it is in the staging directory, which the launcher makes before that."""
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()
@@ -155,7 +156,9 @@ class Snapshot:
             raise StagingError(f"{staging} has no log yet", hint="start a launcher on it first")
         self._epochs = epochs
         self._bind(epochs[-1])
-        settle(self.warehouse, TableLock(self.warehouse.local_root(staging), is_stopping), staging)
+        root = self.warehouse.local_root(staging)
+        settle(self.warehouse, TableLock(root, is_stopping), staging)
+        self._tables_lock = TableLock(root, lambda: self._stopping)
         self._spark = spark
         datasource.register(spark)  # executors need this code
         self._counts = (spark.sparkContext.accumulator(0), spark.sparkContext.accumulator(0))
@@ -183,7 +186,7 @@ class Snapshot:
         """How far the copy is at this moment."""
         rows, chunks = (0, 0) if self._counts is None else (self._counts[0].value, self._counts[1].value)
         elapsed_s = 0.0 if self._started_at is None else (self._ended_at or time.monotonic()) - self._started_at
-        waits = self._tables_lock.is_waiting
+        waits = self._tables_lock is not None and self._tables_lock.is_waiting
         return SnapshotProgress(self._tables, len(self.copied), rows, self._row_estimate, self._chunks, chunks, elapsed_s, waits)
 
     # --- the snapshot's thread ---
@@ -238,6 +241,7 @@ class Snapshot:
     def _copy(self) -> None:
         """Copy all tables. Those that this snapshot can't give are copied with another one."""
         assert self._spark is not None
+        assert self._tables_lock is not None
         if self.finishes_killed:
             finish_killed(self._spark, self.warehouse, self._tables_lock, lambda: self._stopping)
         if not self._is_begun:
@@ -306,6 +310,7 @@ class Snapshot:
         """Return what the copies of all tables share. This notes the position, which the log's epochs must cover already."""
         assert self._spark is not None
         assert self._counts is not None
+        assert self._tables_lock is not None
         rows, chunks = self._counts
         return Copying(
             spark=self._spark,

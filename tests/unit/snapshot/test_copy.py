@@ -90,6 +90,7 @@ class Round:
         made._export = SimpleNamespace(connection={}, prepared=self.prepared, name="x", consistent_point=0x200, time_us=7)
         made._spark, made._epochs = SimpleNamespace(), [FIRST]
         made._counts = SimpleNamespace(value=0), SimpleNamespace(value=0)
+        made._tables_lock = TableLock(house.root)
         made._plan = lambda *_: SimpleNamespace(is_utf8=True)
         made._choose = lambda *_: []
         self.snapshot = made

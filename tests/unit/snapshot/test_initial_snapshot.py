@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from upath import UPath
 
 from cdcpipe.lsn import LSN
 from cdcpipe.pipe.exitcode import ExitCode
@@ -70,6 +71,12 @@ def test_a_snapshot_from_before_the_log_is_not_used(server: Fake, exports: Expor
     prepare(server)
     taken_anew = ["0/200 taken", "0/200 dropped", "0/300 taken"]
     assert exports.done == (["0/200 taken"] if start_lsn == 0x100 else taken_anew)
+
+
+def test_the_first_copy_into_an_object_store_is_made_before_there_is_a_staging_directory(server: Fake, tmp_path: Path) -> None:
+    house = Warehouse(UPath(f"memory://{tmp_path.name}"), "delta")
+    snapshot = InitialSnapshot(replace(server.config(), staging=tmp_path / "none"), house, "initial")
+    assert not snapshot.progress.waits_for_tables
 
 
 def copy_one(server: Fake) -> None:
