@@ -123,7 +123,7 @@ class Snapshot:
         self._thread = Worker(target=self._run, name="cdcpipe-snapshot", daemon=True)
         self._jobs = Jobs("snapshot")
         self._tables_lock: TableLock | None = None
-        """Made by `start`. With a warehouse in an object store it is in the staging directory, which the launcher makes before that."""
+        """Made by `start`: with a warehouse in an object store it is in the staging directory, which a launcher has made."""
         self._error: BaseException | None = None
         self._stopping = False
         self._lock = threading.Lock()
