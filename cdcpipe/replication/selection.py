@@ -227,11 +227,11 @@ def check_identities(name: str, selection: Selection, keyless: str) -> None:
     with_full = [each.full_name for each in selection.tables if each.generated]
     if generated := with_full if keyless == FULL else selection.with_generated_identity:
         raise InitError(
-            f"{refusal} that have generated columns in their replica identity, because the publication has no generated columns"
+            f"{refusal} that have generated columns in their replica identity, which the publication does not have"
             f" (REPLICA IDENTITY FULL has all columns): {few(generated)}",
             hint="let another key without generated columns be their replica identity (ALTER TABLE … REPLICA IDENTITY DEFAULT"
             " for the primary key, or USING INDEX for a unique index); or leave them out (--exclude-table SCHEMA.NAME, with * for"
-            " any characters), or without such a primary key, publish their INSERT and TRUNCATE alone (--keyless insert-only)",
+            " any characters); or, if they have no such key, publish their INSERT and TRUNCATE alone (--keyless insert-only)",
         )
     if selection.lacking and keyless != FULL:
         without_full = [each.full_name for each in selection.tables if each.lacking and not each.takes_full]
