@@ -169,9 +169,14 @@ class Slot:
         return self.wal_status == "lost" or self.invalidation_reason is not None
 
     @property
+    def waits_for_promotion(self) -> bool:
+        """Whether nobody can stream from the slot before this standby is promoted."""
+        return self.is_copy or not self.decodes
+
+    @property
     def is_free(self) -> bool:
         """Whether a stream from the slot can start now, as far as other processes and servers decide it."""
-        return self.decodes and not self.active and not self.is_copy and self.confirmed_flush_lsn is not None
+        return not self.waits_for_promotion and not self.active and self.confirmed_flush_lsn is not None
 
 
 def find_slot(connection: Connection, name: str, *, timeout_s: float | None = None) -> Slot | None:
@@ -264,7 +269,7 @@ def drop_lost(connection: Connection, slot: Slot) -> None:
 
 def check_free(slot: Slot) -> None:
     """Raise SlotInUseError if another connection uses the slot, and InitError if nobody can before the standby is promoted."""
-    if slot.is_copy or not slot.decodes:
+    if slot.waits_for_promotion:
         hint = "connect to the primary; or wait for the promotion (cdcpipe --poll-mode, cdcpipe --standby)"
         hint += "; or make another slot here: -S NAME -c --failover no" if slot.decodes else ""
         raise InitError(slot_in_use_message(slot), hint=hint)
@@ -340,7 +345,7 @@ def what_frees(slot: Slot) -> str:
         return "look at the slot on the primary: SELECT * FROM pg_replication_slots"
     if slot.is_passing_copy:
         return "let the slot's consumer at the primary go on: once the primary's slot has moved, the copy lasts"
-    if slot.is_copy or not slot.decodes:
+    if slot.waits_for_promotion:
         return "promote this standby"
     if slot.confirmed_flush_lsn is None:
         end = "let the running transactions end, for which its creation waits"
