@@ -48,13 +48,16 @@ _FACTS: Final = f"""
 SELECT c.oid::int8, pg_catalog.pg_has_role(c.relowner, 'USAGE'), leaf.count, leaf.lacking::text, leaf.generated::text,
     leaf.has_better_key, c.relkind = 'r' AND c.relhassubclass
 FROM pg_catalog.pg_class c CROSS JOIN LATERAL (
-    SELECT count(*) AS count, json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
-        FILTER (WHERE l.relpersistence = 'p' AND NOT {has_identity("l")}) AS lacking,
-        json_agg(json_build_array(s.nspname, l.relname) ORDER BY s.nspname, l.relname)
-        FILTER (WHERE l.relpersistence = 'p' AND {{generated_matter}} AND EXISTS {generated_of_identity("l")}) AS generated,
-        bool_or({{generated_matter}} AND {has_identity("l")} AND EXISTS {generated_of_identity("l")}
-        AND {has_key_without_generated("l")}) FILTER (WHERE l.relpersistence = 'p') AS has_better_key
-    FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace s ON s.oid = l.relnamespace WHERE l.oid IN {leaves_of("c.oid")}) leaf
+    SELECT count(*) AS count, json_agg(l.name ORDER BY l.nspname, l.relname) FILTER (WHERE NOT l.has_identity) AS lacking,
+        json_agg(l.name ORDER BY l.nspname, l.relname) FILTER (WHERE l.has_generated) AS generated,
+        bool_or(l.has_identity AND l.has_generated AND l.has_other_key) AS has_better_key
+    FROM (
+        SELECT s.nspname, l.relname, json_build_array(s.nspname, l.relname) AS name,
+            l.relpersistence <> 'p' OR {has_identity("l")} AS has_identity,
+            l.relpersistence = 'p' AND {{generated_matter}} AND EXISTS {generated_of_identity("l")} AS has_generated,
+            {has_key_without_generated("l")} AS has_other_key
+        FROM pg_catalog.pg_class l JOIN pg_catalog.pg_namespace s ON s.oid = l.relnamespace
+        WHERE l.oid IN {leaves_of("c.oid")}) l) leaf
 WHERE c.oid IN ({{oids}})
 """
 
