@@ -154,13 +154,7 @@ def _refusing(facts: Facts, publication: Publication) -> list[str]:
     """
     everything = frozenset(_NOT_PUBLISHED)
     has_companion = companion_name(publication.name) in {each.name for each in facts.publications}
-    lacking = [
-        table
-        for table in facts.tables
-        for identities in [[each.identity for each in table.partitions]]
-        if (None in identities and not has_companion)
-        or (table.published.unpublished_generated and any(each is not None for each in identities))
-    ]
+    refusing = [table.name for table in facts.tables if (not has_companion and _lacks_identity(table)) or _has_unpublished(table)]
     then = replace(
         facts,
         publications=(replace(publication, operations=everything),),
@@ -169,7 +163,17 @@ def _refusing(facts: Facts, publication: Publication) -> list[str]:
         ),
     )
     clashing = [each.subject for each in restrictions(then) if each.level == "error"]
-    return sorted({*(table.name for table in lacking), *(name for name in clashing if name is not None)})
+    return sorted({*refusing, *(name for name in clashing if name is not None)})
+
+
+def _lacks_identity(table: Table) -> bool:
+    """Tell whether some rows of the table have no replica identity."""
+    return any(each.identity is None for each in table.partitions)
+
+
+def _has_unpublished(table: Table) -> bool:
+    """Tell whether a replica identity that is there may have generated columns that are not published."""
+    return bool(table.published.unpublished_generated) and any(each.identity is not None for each in table.partitions)
 
 
 def tables(facts: Facts) -> Iterator[Verdict]:
@@ -219,7 +223,7 @@ def _each(
 
 def identity(facts: Facts) -> Iterator[Verdict]:
     """Judge whether the server refuses the application's UPDATE and DELETE, because rows have no replica identity."""
-    found = [table for table in facts.tables if table.published.refused and any(each.identity is None for each in table.partitions)]
+    found = [table for table in facts.tables if table.published.refused and _lacks_identity(table)]
     if _sets_full(facts):
         if names := [table.name for table in found if not table.published.unpublished_generated]:
             yield ok(f"-c sets REPLICA IDENTITY FULL on {listed(names)}")
