@@ -243,7 +243,7 @@ class Snapshot:
         assert self._spark is not None
         assert self._tables_lock is not None
         if self.finishes_killed:
-            finish_killed(self._spark, self.warehouse, self._tables_lock, lambda: self._stopping)
+            finish_killed(self._spark, self.warehouse, self._tables_lock)
         if not self._is_begun:
             places.remove_tree(self._scratch)  # files of an earlier snapshot, which the server does not hold any more
         losses = rewrites = 0
@@ -460,11 +460,11 @@ def _export_directory(warehouse: Warehouse, staging: Path, name: str) -> Path:
     return warehouse.local_root(staging) / "_cdcpipe" / f"{name}_export"
 
 
-def finish_killed(spark: SparkSession, warehouse: Warehouse, lock: TableLock, is_stopping: Callable[[], bool]) -> None:
-    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError once ``is_stopping`` is True.
+def finish_killed(spark: SparkSession, warehouse: Warehouse, lock: TableLock) -> None:
+    """Finish the snapshots that killed processes have left unfinished. Raises InterruptedError for a stop (`TableLock`).
 
     If there is none, this does not wait for merges, which may take hours.
     """
     if landed_snapshots.unfinished(warehouse):
-        with lock.alone(is_stopping):
-            merge.finish_snapshots(spark, warehouse, is_stopping)
+        with lock.alone():
+            merge.finish_snapshots(spark, warehouse, lock.is_stopping)

@@ -287,8 +287,8 @@ class Healer:
                 begun = landed_snapshots.unfinished(house) if is_alone else []
                 if begun:
                     with suppress(InterruptedError):
-                        lock = TableLock(house.local_root(self._config.staging))
-                        finish_killed(self._spark, house, lock, self._is_interrupted)
+                        lock = TableLock(house.local_root(self._config.staging), self._is_interrupted)
+                        finish_killed(self._spark, house, lock)
         finally:  # also after an error: what is finished is told only now
             left = landed_snapshots.unfinished(house)
             self._tell_finished([each for each in begun if each not in left])

@@ -258,11 +258,11 @@ def test_a_copy_tells_that_it_waits_for_merges(tmp_path: Path, monkeypatch: pyte
 
 def test_a_copy_waits_for_merges_only_if_a_killed_one_has_to_be_finished(tmp_path: Path) -> None:
     """Each copy waited before its first row, while the server held its snapshot."""
-    house, lock = Warehouse(tmp_path, "delta"), TableLock(tmp_path)
+    house, lock = Warehouse(tmp_path, "delta"), TableLock(tmp_path, lambda: True)
     house.open(FIRST)
     spark: Any = None
     with TableLock(tmp_path).merge():
-        finish_killed(spark, house, lock, lambda: True)
+        finish_killed(spark, house, lock)
         landed_snapshots.record_start(house, Table("public", "a"), Position(1, 50))
         with pytest.raises(InterruptedError):
-            finish_killed(spark, house, lock, lambda: True)
+            finish_killed(spark, house, lock)
