@@ -54,30 +54,32 @@ class PublishedNow:
 
     def describe(self) -> Iterable[Mapping[str, Any]]:
         """Return the tables. Waits for a server that is away: it may be restarting, or another one is being promoted."""
-        began, failures = time.monotonic(), 0
         try:
-            while True:
-                try:
-                    return self._ask().tables
-                except CdcpipeError as ex:
-                    failures += 1
-                    # With on_gap "stop" the launcher ends at the gap. With available_now it may have ended already.
-                    is_found_later = isinstance(ex, _LostTailError) and self._config.on_gap == "resnapshot"
-                    is_found_later = is_found_later and not self._config.available_now
-                    policy = _NEEDED if self.with_parts or is_found_later else _RECONNECT
-                    pause_s = policy.pause_s(failures, time.monotonic() - began) if ex.exit_code in _AWAY else None
-                    if pause_s is None:
-                        is_gone = isinstance(ex, UnreachableError | ConnectionClosedError)
-                        cure = _REACHED if is_gone else ex.hint or "start again once this is mended"
-                        raise CdcpipeError(
-                            f"tables that are new or have changed could not be looked up: {ex.message}",
-                            hint=f"{cure}; nothing is lost",
-                        ) from ex
-                if self._stopping.wait(pause_s):
-                    raise InterruptedError
+            return self._await_answer().tables
         except InterruptedError:
             self.is_interrupted = True
             raise
+
+    def _await_answer(self) -> Prepared:
+        # With on_gap "stop" the launcher ends at a gap. With available_now it may have ended already.
+        finds_gap = self._config.on_gap == "resnapshot" and not self._config.available_now
+        began, failures = time.monotonic(), 0
+        while True:
+            try:
+                return self._ask()
+            except CdcpipeError as ex:
+                failures += 1
+                policy = _NEEDED if self.with_parts or (finds_gap and isinstance(ex, _LostTailError)) else _RECONNECT
+                pause_s = policy.pause_s(failures, time.monotonic() - began) if ex.exit_code in _AWAY else None
+                if pause_s is None:
+                    is_gone = isinstance(ex, UnreachableError | ConnectionClosedError)
+                    cure = _REACHED if is_gone else ex.hint or "start again once this is mended"
+                    raise CdcpipeError(
+                        f"tables that are new or have changed could not be looked up: {ex.message}",
+                        hint=f"{cure}; nothing is lost",
+                    ) from ex
+            if self._stopping.wait(pause_s):
+                raise InterruptedError
 
     def _ask(self) -> Prepared:
         """Return the answer of a server that has all changes of the log. Raises InitError if another server has answered."""
